@@ -1,0 +1,67 @@
+# Everything that a newcomer, a developer or CI runs. `make help` lists it.
+# The environment is built from requirements.lock; its stamp is the lock's checksum, so a changed
+# lock is installed before the next target runs and an unchanged one costs nothing.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+SHELL := /bin/bash
+.SHELLFLAGS := -euo pipefail -c
+
+PYTHON ?= python3.11
+VENV := .venv
+PY := $(VENV)/bin/python
+LOCK := $(shell cat requirements.lock pyproject.toml | sha256sum | cut -c1-16)
+STAMP := $(VENV)/.installed-$(LOCK)
+
+DATA ?= data
+PORT ?= 8400
+
+.PHONY: help venv demo up test lint format parity lock clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+
+venv: $(STAMP)  ## build .venv from requirements.lock
+
+$(STAMP): requirements.lock pyproject.toml
+	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
+	@echo "installing requirements.lock into $(VENV)"
+	@$(PY) -m pip install --quiet --no-deps --disable-pip-version-check -r requirements.lock
+	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check -e .
+	@rm -f $(VENV)/.installed-*
+	@touch $@
+
+demo: $(STAMP)  ## the sentiment study, end to end; PROMPTS=file takes other prompts
+	@$(PY) -m examples.sentiment --out demo $(if $(PROMPTS),--prompts $(PROMPTS))
+
+up: $(STAMP)  ## run the whole service on this machine; DATA=folder PORT=number
+	@$(PY) -m tiller up --data-dir $(DATA) --port $(PORT)
+
+test: $(STAMP)  ## the whole test suite; ARGS="-k lease" passes arguments to pytest
+	@$(PY) -m pytest $(ARGS)
+
+lint: $(STAMP)  ## ruff and mypy
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+
+format: $(STAMP)  ## let ruff repair and format
+	@$(PY) -m ruff check --fix .
+	@$(PY) -m ruff format .
+
+parity: $(STAMP)  ## compare engine and service with plain Hugging Face forward passes
+	@$(PY) -m pytest tests/engine -k parity $(ARGS)
+
+bench-%: $(STAMP)  ## run bench/%.py and write its figures to bench/results
+	@$(PY) -m bench.$*
+
+lock: $(STAMP)  ## write the installed versions into requirements.lock
+	@sed -n '/^#/p' requirements.lock > requirements.lock.new
+	@$(PY) -m pip freeze --all --exclude-editable --exclude pip --exclude wheel --exclude torchvision \
+		--exclude torchaudio --exclude torchcodec | sed 's/^\(torch==[0-9.]*\)+cpu$$/\1/' \
+		>> requirements.lock.new
+	@mv requirements.lock.new requirements.lock
+
+clean:  ## remove caches and the demo's output; .venv and data stay
+	@rm -rf demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find app bench examples tests tiller worker -name __pycache__ -prune -exec rm -rf {} +

@@ -1,0 +1,84 @@
+"""Text to token ids and back, with the `tokenizers` library alone.
+
+The ids equal those of transformers' AutoTokenizer, which would bring torch into the API (a test
+compares the two). As there, tokenizer.json decides about BOS and EOS, and the older flags
+add_bos_token and add_eos_token of tokenizer_config.json do not. The underlying tokenizer is never changed after it was built and releases the
+interpreter's lock, so threads share one.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import tokenizers
+
+from app.catalog.models_file import CatalogError
+
+# A batch runs on all cores at once and its intermediate objects are about 100 times larger than
+# the ids, so a Job's prompts go through in slices.
+SLICE_TEXTS = 4096
+
+
+class Tokenizer:
+    """The tokenizer of one model."""
+
+    def __init__(self, folder: Path) -> None:
+        """Load `folder`/tokenizer.json. Raises CatalogError when it cannot be used."""
+        file = folder / "tokenizer.json"
+        try:
+            self._core = tokenizers.Tokenizer.from_file(str(file))
+        # The library raises bare Exception for a missing and for a malformed file.
+        except Exception as error:
+            msg = f"{file} cannot be read as a tokenizer: {error}"
+            raise CatalogError(msg) from error
+        # Files saved after training may carry both; they are no part of the tokenization.
+        self._core.no_truncation()
+        self._core.no_padding()
+        config_file = folder / "tokenizer_config.json"
+        config = json.loads(config_file.read_text(encoding="utf-8")) if config_file.exists() else {}
+        _apply_added_tokens(self._core, config)
+        bos = _text(config.get("bos_token"))
+        self.bos_id: int | None = None if bos is None else self._core.token_to_id(bos)
+        self.size = self._core.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Turn text into token ids; `add_special_tokens` adds the BOS or EOS that the model has."""
+        ids: list[int] = self._core.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True
+    ) -> list[list[int]]:
+        """Turn many texts into token ids, on all cores; the order is kept."""
+        ids: list[list[int]] = []
+        for start in range(0, len(texts), SLICE_TEXTS):
+            part = list(texts[start : start + SLICE_TEXTS])
+            encoded = self._core.encode_batch_fast(part, add_special_tokens=add_special_tokens)
+            ids.extend(item.ids for item in encoded)
+        return ids
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """Turn token ids into text."""
+        text: str = self._core.decode(list(ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def token(self, token_id: int) -> str | None:
+        """Name a token as the vocabulary writes it; None when there is no such id."""
+        name: str | None = self._core.id_to_token(token_id)
+        return name
+
+
+def _apply_added_tokens(core: tokenizers.Tokenizer, config: dict[str, Any]) -> None:
+    """Add tokens that only tokenizer_config.json knows, as transformers does."""
+    decoder: dict[str, dict[str, Any]] = config.get("added_tokens_decoder") or {}
+    for _, token in sorted(decoder.items(), key=lambda item: int(item[0])):
+        if core.token_to_id(token["content"]) is None:
+            fields = ("single_word", "lstrip", "rstrip", "normalized", "special")
+            flags = {key: bool(token[key]) for key in fields if key in token}
+            core.add_tokens([tokenizers.AddedToken(token["content"], **flags)])
+
+
+def _text(token: object) -> str | None:
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None

@@ -1,0 +1,1 @@
+"""One validator for Completions and Jobs, and the frozen request that it makes."""

@@ -1,0 +1,73 @@
+"""Reads the prompt of a completions body: text, token ids, or a list of one or several."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from app.catalog import ServedModel
+from app.completions.problems import Problem, is_int, shown
+from app.settings import Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    """A prompt as sent: text still to be tokenized, or token ids that stay as they are."""
+
+    text: str | None
+    token_ids: tuple[int, ...] | None
+
+
+FORMS = "a string, a list of token ids, or a list of one of these"
+
+
+def read_prompts(
+    body: Mapping[str, Any], model: ServedModel, limits: Limits, problems: list[Problem]
+) -> tuple[Prompt, ...]:
+    """Give the prompts of a body (none when something is wrong with them)."""
+    value = body.get("prompt")
+    if value is None:
+        problems.append(Problem("prompt", f"prompt is missing. Send {FORMS}."))
+        return ()
+    if type(value) is str:
+        items: list[Any] = [value]
+    elif isinstance(value, list) and value and not is_int(value[0]):
+        items = value
+    else:
+        items = [value]
+    before = len(problems)
+    prompts = tuple(
+        prompt
+        for item in items
+        if (prompt := _read_prompt(item, model, limits, problems)) is not None
+    )
+    return prompts if len(problems) == before else ()
+
+
+def _read_prompt(
+    item: Any,
+    model: ServedModel,
+    limits: Limits,
+    problems: list[Problem],
+) -> Prompt | None:
+    if type(item) is str:
+        size = len(item) if item.isascii() else len(item.encode())
+        if size > limits.prompt_bytes:
+            message = f"The prompt has {size} bytes; at most {limits.prompt_bytes} are allowed."
+            problems.append(Problem("prompt", message))
+            return None
+        return Prompt(item, None)
+    if isinstance(item, list) and all(map(is_int, item)):
+        if not item:
+            problems.append(Problem("prompt", "The prompt is empty. Send at least one token."))
+            return None
+        bad = next((i for i in item if not 0 <= i < model.vocab_size), None)
+        if bad is not None:
+            message = (
+                f"The prompt holds token id {bad}, which the model does not have; "
+                f"its token ids are 0 to {model.vocab_size - 1}."
+            )
+            problems.append(Problem("prompt", message))
+            return None
+        return Prompt(None, tuple(item))
+    problems.append(Problem("prompt", f"prompt must be {FORMS}, not {shown(item)}."))
+    return None

@@ -1,0 +1,38 @@
+"""Errors of intake: one answer that lists what is wrong in many requests."""
+
+from typing import Any
+
+from app.completions.problems import Problem
+from app.errors import InvalidRequestError
+
+
+class InvalidJobError(InvalidRequestError):
+    """Requests of a Job break rules: `error.details` lists the first, `total` counts all."""
+
+    def __init__(self, problems: list[tuple[int | None, Problem]], total: int) -> None:
+        """Take problems as (request_index or None for the Job itself, problem)."""
+        index, first = problems[0]
+        where = "" if index is None else f"requests[{index}]: "
+        more = f" ({total} problems in all; see details.)" if total > 1 else ""
+        codes = {problem.code for _, problem in problems}
+        super().__init__(
+            where + first.message + more,
+            param=first.param if index is None else f"requests[{index}].{first.param}",
+            code=codes.pop() if len(codes) == 1 else None,
+            details=[
+                {
+                    "index": number,
+                    "param": problem.param,
+                    "code": problem.code,
+                    "message": problem.message,
+                }
+                for number, problem in problems
+            ],
+        )
+        self.total = total
+
+    def envelope(self, request_id: str) -> dict[str, Any]:
+        """Write the body of the answer, with the number of all problems."""
+        content = super().envelope(request_id)
+        content["error"]["total"] = self.total
+        return content

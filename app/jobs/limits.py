@@ -1,0 +1,38 @@
+"""GET /v1/limits: every cap of this server under its setting's name, and how much is in use."""
+
+from fastapi import APIRouter, Response
+
+from app.accounts.access import CallerDep
+from app.kit.answers import json_answer
+from app.kit.db import Conn
+from app.kit.deps import DatabaseDep, SettingsDep
+from app.settings import Limits
+
+router = APIRouter(tags=["limits"])
+
+
+@router.get("/v1/limits")
+def get_limits(caller: CallerDep, database: DatabaseDep, settings: SettingsDep) -> Response:
+    """List the caps, and what the account uses of those that count something alive."""
+
+    def read(conn: Conn) -> dict[str, int]:
+        row = conn.execute(
+            """
+            SELECT count(*) AS live FROM jobs
+            WHERE account_id = %s AND state NOT IN ('completed', 'failed', 'cancelled', 'expired')
+            """,
+            (caller.account_id,),
+        ).fetchone()
+        return {"live_jobs": row["live"] if row else 0}
+
+    in_use = database.run(read)
+    limits = [
+        {
+            "id": name,
+            "value": getattr(settings.limits, name),
+            "in_use": in_use.get(name),
+            "description": field.description,
+        }
+        for name, field in Limits.model_fields.items()
+    ]
+    return json_answer({"object": "list", "data": limits, "has_more": False})

@@ -1,0 +1,97 @@
+"""Reads a JSON body: strict, bounded and quick (orjson, about 300 MB/s).
+
+Refused besides bad syntax: NaN and Infinity, numbers too large for a double, a BOM, anything but
+UTF-8, keys that come twice, NUL characters and lone surrogates (Postgres refuses both), nesting
+over the limit, and a body that is not an object. Whole numbers stay int, all others are float.
+"""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import orjson
+
+from app.errors import InvalidRequestError
+
+
+def read_object(body: bytes, *, depth_max: int) -> dict[str, Any]:
+    """Parse a body that must be one JSON object.
+
+    Raises InvalidRequestError (code `bad_json`) saying what is wrong and where.
+    """
+    if not body.strip():
+        msg = "The body is empty. Send a JSON object."
+        raise InvalidRequestError(msg, code="bad_json")
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        msg = f"The body is not valid JSON: {_one_line(str(error))}."
+        raise InvalidRequestError(msg, code="bad_json") from None
+    if not isinstance(value, dict):
+        msg = f"The body is {_kind(value)}. Send a JSON object."
+        raise InvalidRequestError(msg, code="bad_json")
+    _refuse_depth(value, depth_max)
+    _refuse_twins_and_nul(body, value)
+    return value
+
+
+def _refuse_depth(value: dict[str, Any], depth_max: int) -> None:
+    """Go down level by level; lists of plain numbers are passed over at the speed of C."""
+    level: list[dict[str, Any] | list[Any]] = [value]
+    for _ in range(depth_max):
+        level = [child for node in level for child in _containers(node)]
+        if not level:
+            return
+    msg = f"The body is nested deeper than {depth_max} levels."
+    raise InvalidRequestError(msg, code="bad_json")
+
+
+def _containers(node: dict[str, Any] | list[Any]) -> Iterator[dict[str, Any] | list[Any]]:
+    children = node.values() if isinstance(node, dict) else node
+    if not {dict, list}.isdisjoint(set(map(type, children))):
+        yield from (child for child in children if isinstance(child, dict | list))
+
+
+def _refuse_twins_and_nul(body: bytes, value: dict[str, Any]) -> None:
+    """Refuse keys that come twice (orjson keeps the last) and NUL characters.
+
+    Written again, the parsed value has as many colons as the body unless a key was dropped; an
+    escaped colon spoils the count, and then the slow reader decides.
+    """
+    again = orjson.dumps(value)
+    if again.count(b":") != body.count(b":") or b"\\u003" in body:
+        json.loads(body, object_pairs_hook=_refuse_twins)
+    if b"\\u0000" in again and any("\0" in text for text in _strings(value)):
+        msg = "The body holds a NUL character (\\u0000). Leave it out."
+        raise InvalidRequestError(msg, code="bad_json")
+
+
+def _refuse_twins(pairs: list[tuple[str, Any]]) -> None:
+    seen: set[str] = set()
+    for key, _ in pairs:
+        if key in seen:
+            msg = f"The key {key[:100]!r} comes twice in one object of the body."
+            raise InvalidRequestError(msg, code="bad_json")
+        seen.add(key)
+
+
+def _strings(value: object) -> Iterator[str]:
+    nodes = [value]
+    while nodes:
+        node = nodes.pop()
+        if isinstance(node, str):
+            yield node
+        elif isinstance(node, dict):
+            nodes.extend(node.keys())
+            nodes.extend(node.values())
+        elif isinstance(node, list):
+            nodes.extend(node)
+
+
+def _kind(value: object) -> str:
+    kinds = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
+    return kinds.get(type(value), "a number")
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split()).rstrip(".")[:200]

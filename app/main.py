@@ -1,0 +1,135 @@
+"""Puts the API together: middleware, routers, and the one place that turns errors into answers.
+
+Everything a process needs is opened when it starts and kept in `app.state`: settings, database,
+store, catalog, waker. Nothing is read or connected at import.
+"""
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import psycopg
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.routing import Route
+
+from app import health
+from app.catalog import endpoints as catalog_endpoints
+from app.catalog import load_catalog
+from app.completions import endpoints as completions_endpoints
+from app.errors import (
+    ApiError,
+    InvalidRequestError,
+    MethodNotAllowedError,
+    NotFoundError,
+    UnavailableError,
+)
+from app.jobs import endpoints as jobs_endpoints
+from app.jobs import limits as limits_endpoints
+from app.kit.answers import error_answer
+from app.kit.body_limit import BodyLimitMiddleware
+from app.kit.db import Database, DatabaseUnavailableError
+from app.kit.request_id import RequestIdMiddleware
+from app.ledger import endpoints as ledger_endpoints
+from app.queue import Waker
+from app.results import endpoints as results_endpoints
+from app.settings import Settings
+from app.storage import open_store
+
+log = logging.getLogger(__name__)
+
+RETRY_AFTER_SECONDS = 2
+ROUTERS = (
+    jobs_endpoints.router,
+    results_endpoints.router,
+    completions_endpoints.router,
+    catalog_endpoints.router,
+    ledger_endpoints.router,
+    limits_endpoints.router,
+    health.router,
+)
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Build the API; it connects to its parts when the server starts it."""
+    app = FastAPI(
+        title="Tiller",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=_lifespan,
+    )
+    app.state.settings = settings
+    for router in ROUTERS:
+        app.include_router(router)
+    # Added last is outermost: every answer has an id, a 413 too.
+    app.add_middleware(BodyLimitMiddleware, bytes_max=settings.limits.body_bytes)
+    app.add_middleware(RequestIdMiddleware)
+    app.add_exception_handler(ApiError, _answer_api_error)
+    app.add_exception_handler(HTTPException, _answer_http_exception)
+    app.add_exception_handler(RequestValidationError, _answer_validation_error)
+    app.add_exception_handler(DatabaseUnavailableError, _answer_database_away)
+    app.add_exception_handler(psycopg.OperationalError, _answer_database_away)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    app.state.waiters = 0
+    app.state.catalog = load_catalog(settings.models_file)
+    app.state.store = open_store(settings.object_store)
+    app.state.waker = Waker(settings.redis_url)
+    app.state.database = Database(settings.database_url, size_max=settings.database_connections)
+    try:
+        yield
+    finally:
+        app.state.database.close()
+        app.state.waker.close()
+
+
+async def _answer_api_error(request: Request, error: Any) -> Response:
+    assert isinstance(error, ApiError)
+    return error_answer(request, error)
+
+
+async def _answer_http_exception(request: Request, error: Any) -> Response:
+    """Answer what the router itself refuses: an unknown path, a method that a path lacks."""
+    assert isinstance(error, HTTPException)
+    where = f"{request.method} {request.url.path[:200]}"
+    known: ApiError
+    headers = dict(error.headers or {})
+    if error.status_code == 405:
+        # The router names the methods of the first route with this path only.
+        headers = {"allow": ", ".join(_methods(request))}
+        known = MethodNotAllowedError(f"There is no {where}; this path takes {headers['allow']}.")
+    elif error.status_code == 404:
+        known = NotFoundError(f"There is no {where}. GET /openapi.json lists all routes.")
+    else:
+        known = InvalidRequestError(str(error.detail))
+    return error_answer(request, known, headers)
+
+
+def _methods(request: Request) -> list[str]:
+    matching = (
+        route.methods or set()
+        for route in request.app.routes
+        if isinstance(route, Route) and route.path_regex.match(request.url.path)
+    )
+    return sorted(set().union(*matching))
+
+
+async def _answer_validation_error(request: Request, error: Any) -> Response:
+    """Answer a path or query parameter that FastAPI could not read."""
+    assert isinstance(error, RequestValidationError)
+    first = error.errors()[0]
+    name = str(first["loc"][-1])
+    return error_answer(request, InvalidRequestError(f"{name}: {first['msg']}.", param=name))
+
+
+async def _answer_database_away(request: Request, error: Any) -> Response:
+    log.warning("database away", extra={"error": repr(error), "path": request.url.path[:200]})
+    msg = "The database cannot be reached at the moment. Nothing was changed; send it again."
+    return error_answer(request, UnavailableError(msg, retry_after=RETRY_AFTER_SECONDS))

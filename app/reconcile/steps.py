@@ -1,0 +1,151 @@
+"""What the reconciler does, one duty a function; each returns how much it did.
+
+Every step may be run twice at once, at any time, and is cut off by a limit: what is left waits
+for the next round. It repairs liveness (leases, wake-ups, endings), never money: an account whose
+ledger does not add up gets no new Holds, and somebody is told.
+"""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+from uuid import UUID
+
+import psycopg
+
+from app.jobs import claims, workers
+from app.jobs.invariants import check_invariants
+from app.jobs.lifecycle import due_jobs, expire_job, finishable_jobs
+from app.kit.db import Conn, Database
+from app.ledger.holds import stop_holds
+from app.ledger.invariants import Violation
+
+log = logging.getLogger(__name__)
+
+ROUNDS_MAX = 100  # transactions of one step in one round of the reconciler
+SHARDS_MAX = 64  # expired leases ended in one transaction
+JOBS_MAX = 200
+IDEMPOTENCY_KEY_DAYS = 7
+IDEMPOTENCY_KEYS_MAX = 5000
+WORKER_SILENT_SECONDS = 60.0
+AUDIT_STATEMENT_SECONDS = 600  # counts every row there is; nothing waits for it
+# Rules whose violation means that a balance is wrong; their subject is the account.
+BALANCE_RULES = frozenset({"L1", "L2", "L3"})
+
+
+class SupportsWake(Protocol):
+    """Sends wake-ups, as app.queue.Waker does."""
+
+    def wake(self, model: str) -> bool:
+        """Tell workers of `model` that there may be work."""
+
+
+def expire_leases(database: Database) -> int:
+    """Give shards back whose lease ran out; count the leases."""
+    total = 0
+    for _ in range(ROUNDS_MAX):
+        with database.transaction() as conn:
+            ended = claims.expire_leases(conn, SHARDS_MAX)
+        if not ended:
+            break
+        total += ended
+    return total
+
+
+def expire_jobs(database: Database) -> int:
+    """Begin the expiry of Jobs whose time is over; count them."""
+    with database.transaction() as conn:
+        jobs = due_jobs(conn, JOBS_MAX)
+    expired = 0
+    for job_id in jobs:
+        with database.transaction() as conn:
+            expired += expire_job(conn, job_id)
+    return expired
+
+
+def finish_jobs(database: Database, finalize: Callable[[UUID], object]) -> int:
+    """Finish Jobs whose requests are all terminal; count those that were tried.
+
+    One Job that cannot be finished does not keep the others from it.
+    """
+    with database.transaction() as conn:
+        jobs = finishable_jobs(conn, JOBS_MAX)
+    for job_id in jobs:
+        try:
+            finalize(job_id)
+        except Exception:
+            log.exception("a Job could not be finished", extra={"job_id": job_id.hex})
+    return len(jobs)
+
+
+def wake_models(database: Database, waker: SupportsWake) -> int:
+    """Wake the workers of every model for which shards wait; count the models."""
+    with database.transaction() as conn:
+        models = claims.claimable_models(conn)
+    return sum(waker.wake(model) for model in models)
+
+
+def mark_dead_workers(database: Database) -> int:
+    """Mark workers gone that are silent; count them."""
+    with database.transaction() as conn:
+        return workers.mark_dead_workers(conn, silent_seconds=WORKER_SILENT_SECONDS)
+
+
+def forget_old_idempotency_keys(database: Database) -> int:
+    """Delete idempotency keys that are older than clients may rely on; count them."""
+    with database.transaction() as conn:
+        forgotten = conn.execute(
+            """
+            DELETE FROM idempotency_keys WHERE (account_id, key) IN (
+                SELECT account_id, key FROM idempotency_keys
+                WHERE created_at < now() - make_interval(days => %s)
+                ORDER BY created_at LIMIT %s FOR UPDATE SKIP LOCKED)
+            """,
+            [IDEMPOTENCY_KEY_DAYS, IDEMPOTENCY_KEYS_MAX],
+        )
+        return forgotten.rowcount
+
+
+def audit(database: Database) -> list[Violation]:
+    """Check every invariant on one snapshot; log what is broken and stop Holds where money is.
+
+    Nothing is repaired: a person has to understand it first.
+    """
+    with _snapshot(database) as conn:
+        violations = check_invariants(conn)
+    for violation in violations:
+        log.error(
+            "invariant broken",
+            extra={
+                "invariant": violation.invariant,
+                "sentence": violation.sentence,
+                "subject": violation.subject,
+                "detail": violation.detail,
+            },
+        )
+    for violation in violations:
+        if violation.invariant in BALANCE_RULES:
+            with database.transaction() as conn:
+                reason = f"{violation.invariant}: {violation.detail}"
+                stop_holds(conn, UUID(violation.subject), reason)
+    return violations
+
+
+@contextmanager
+def _snapshot(database: Database) -> Iterator[Conn]:
+    """Give a read-only transaction that sees one instant, with time for large tables."""
+    with database.transaction() as conn:
+        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
+        conn.read_only = True
+        try:
+            conn.execute(
+                "SELECT set_config('statement_timeout', %s, true)",
+                [f"{AUDIT_STATEMENT_SECONDS}s"],
+            )
+            yield conn
+            conn.rollback()
+        finally:
+            if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
+                conn.rollback()
+            conn.isolation_level = None
+            conn.read_only = None

@@ -1,0 +1,1 @@
+"""Results of Jobs: part files, statistics, manifest, downloads, and the end of a Job."""

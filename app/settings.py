@@ -1,0 +1,81 @@
+"""Every setting of API, reconciler and stack, read from TILLER_… variables once at start.
+
+Nothing else reads the environment. Limits are served by GET /v1/limits under the names used
+here; docs/settings.md lists all of them and a test compares the two.
+"""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Limits(BaseModel):
+    """Caps on what a user may send, ask for or hold; every one is enforced before memory is spent."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    body_bytes: int = Field(64 * 1024**2, description="Largest request body, in bytes.")
+    json_depth: int = Field(32, description="Deepest nesting of a JSON body.")
+    requests_per_job: int = Field(200_000, description="Most requests of one Job.")
+    prompt_bytes: int = Field(10 * 1024**2, description="Largest prompt text, in UTF-8 bytes.")
+    vectors_per_request: int = Field(8, description="Most Steering vectors of one request.")
+    vector_numbers: int = Field(
+        2_097_152, description="Most numbers in all vectors of one request, each position counted."
+    )
+    span_positions: int = Field(4096, description="Most positions that spans of one vector cover.")
+    capture_bytes_completion: int = Field(
+        32 * 1024**2, description="Most bytes that a Completion may capture (at P + M - 1 rows)."
+    )
+    capture_bytes_request: int = Field(
+        1024**3, description="Most bytes that one request of a Job may capture."
+    )
+    logprobs: int = Field(100, description="Most logprobs a token, generated or prompt.")
+    choices: int = Field(128, description="Largest n.")
+    stop_strings: int = Field(4, description="Most stop strings.")
+    stop_string_chars: int = Field(1000, description="Longest stop string, in characters.")
+    custom_id_chars: int = Field(128, description="Longest custom_id, in characters.")
+    metadata_pairs: int = Field(16, description="Most pairs in metadata.")
+    metadata_key_chars: int = Field(64, description="Longest metadata key, in characters.")
+    metadata_value_chars: int = Field(512, description="Longest metadata value, in characters.")
+    name_chars: int = Field(200, description="Longest name of a Job, in characters.")
+    idempotency_key_chars: int = Field(255, description="Longest Idempotency-Key, in characters.")
+    errors_reported: int = Field(100, description="Most single errors listed in one answer.")
+    list_page: int = Field(100, description="Largest page of a list.")
+    live_jobs: int = Field(200, description="Most unfinished Jobs of one account.")
+    wait_seconds: int = Field(60, description="Longest ?wait of a Job, in seconds.")
+    expires_seconds_min: int = Field(60, description="Shortest life of a Job, in seconds.")
+    expires_seconds_max: int = Field(14 * 86400, description="Longest life of a Job, in seconds.")
+
+
+class Settings(BaseSettings):
+    """What API, reconciler and stack need to know; frozen after start."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TILLER_", env_nested_delimiter="__", frozen=True, extra="ignore"
+    )
+
+    database_url: str = Field(description="postgresql://… of the one truth.")
+    redis_url: str = Field(description="redis://… or unix://… that carries wake-up messages.")
+    object_store: str = Field(description="file:///… or s3://bucket/prefix for parts.")
+    models_file: Path = Field(description="The models.toml that lists the served models.")
+    key_pepper: SecretStr = Field(
+        min_length=16, description="Secret mixed into the digests of API keys; at least 16 characters."
+    )
+    host: str = Field("127.0.0.1", description="Address that the API listens on.")
+    port: int = Field(8400, description="Port that the API listens on.")
+    database_connections: int = Field(16, description="Most connections of one process to Postgres.")
+    reconcile_seconds: float = Field(5.0, description="Pause between two rounds of the reconciler.")
+    lease_seconds: float = Field(60.0, description="How long a lease lasts without a heartbeat.")
+    shard_seconds: float = Field(30.0, description="Expected work that one shard holds, in seconds.")
+    shard_bytes: int = Field(128 * 1024**2, description="Expected size of one part, in bytes.")
+    shard_requests_max: int = Field(512, description="Most requests of one shard.")
+    shard_requests_min: int = Field(8, description="Fewest requests a shard is cut to.")
+    default_expires_seconds: int = Field(7 * 86400, description="Life of a Job unless it says so.")
+    limits: Limits = Limits()
+
+
+def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401 (any field of Settings)
+    """Read settings from the environment; `overrides` win (the stack and tests use them)."""
+    return Settings(**overrides)

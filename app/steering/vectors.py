@@ -1,0 +1,161 @@
+"""Stored vectors: numbers kept once an account, named by what they are.
+
+A vector's name is its content address: "sv_" + sha256 over dtype, shape and bytes. The table
+`vectors` holds the bytes, little-endian and in C order; requests and interventions carry names
+only. Storing the same numbers twice changes nothing.
+"""
+
+import hashlib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from uuid import UUID
+
+import numpy as np
+import numpy.typing as npt
+
+from app.kit.db import Conn
+
+PREFIX = "sv_"
+ITEM_BYTES = {"float32": 4, "bfloat16": 2}
+_HEX = frozenset("0123456789abcdef")
+# Rows of one INSERT: a vector is at most 8 MiB, so this bounds what one statement carries.
+_STATEMENT_BYTES = 32 * 1024**2
+
+
+@dataclass(frozen=True)
+class Vector:
+    """Finite numbers of a Steering vector: `data` is little-endian, in C order, of `shape`.
+
+    The last axis is the width of the site. bfloat16 numbers are 16-bit patterns.
+    """
+
+    dtype: str  # "float32" | "bfloat16"
+    shape: tuple[int, ...]
+    data: bytes
+
+    @cached_property
+    def digest(self) -> bytes:
+        """Hash dtype, shape and bytes (sha256, 32 bytes)."""
+        digest = hashlib.sha256(f"{self.dtype} {list(self.shape)}\n".encode())
+        digest.update(self.data)
+        return digest.digest()
+
+    @property
+    def name(self) -> str:
+        """Name the vector by its content: "sv_" and 64 hexadecimal digits."""
+        return PREFIX + self.digest.hex()
+
+    @cached_property
+    def largest(self) -> float:
+        """Give the largest absolute value of its numbers."""
+        values = self.to_float32()
+        return float(np.abs(values).max()) if values.size else 0.0
+
+    def to_float32(self) -> npt.NDArray[np.float32]:
+        """Give the numbers as float32 in their shape (exact for bfloat16 too)."""
+        if self.dtype == "float32":
+            return np.frombuffer(self.data, dtype="<f4").reshape(self.shape)
+        bits = np.frombuffer(self.data, dtype="<u2").astype(np.uint32) << 16
+        return bits.view(np.float32).reshape(self.shape)
+
+
+def digest_of(name: str) -> bytes | None:
+    """Read the digest from a vector's name; None when it is not such a name."""
+    digits = name.removeprefix(PREFIX)
+    if len(name) != len(PREFIX) + 64 or len(digits) != 64 or not set(digits) <= _HEX:
+        return None
+    return bytes.fromhex(digits)
+
+
+def store_vectors(conn: Conn, account_id: UUID, vectors: Iterable[Vector]) -> None:
+    """Store vectors that the account does not have yet; the others are left as they are.
+
+    Names are written in one order, so that two Jobs with the same vectors cannot deadlock.
+    """
+    ordered = sorted({vector.digest: vector for vector in vectors}.items())
+    known = _known(conn, account_id, [digest for digest, _ in ordered])
+    batch: list[Vector] = []
+    size = 0
+    for digest, vector in ordered:
+        if digest in known:
+            continue
+        if batch and size + len(vector.data) > _STATEMENT_BYTES:
+            _insert(conn, account_id, batch)
+            batch, size = [], 0
+        batch.append(vector)
+        size += len(vector.data)
+    if batch:
+        _insert(conn, account_id, batch)
+
+
+def link_vectors(conn: Conn, account_id: UUID, job_id: UUID, names: Collection[str]) -> None:
+    """Note which stored vectors a Job uses; they stay as long as the Job does."""
+    conn.execute(
+        """
+        INSERT INTO job_vectors (job_id, account_id, digest)
+        SELECT %s, %s, digest FROM unnest(%s::bytea[]) AS used (digest)
+        """,
+        (job_id, account_id, sorted(map(_digest, names))),
+    )
+
+
+def find_vectors(conn: Conn, account_id: UUID, names: Collection[str]) -> dict[str, Vector]:
+    """Read the vectors of the account that have these names; missing ones are left out."""
+    digests = sorted(digest for name in set(names) if (digest := digest_of(name)) is not None)
+    if not digests:
+        return {}
+    rows = conn.execute(
+        """
+        SELECT digest, dtype, shape, data FROM vectors
+        WHERE account_id = %s AND digest = ANY(%s)
+        """,
+        (account_id, digests),
+        binary=True,
+    )
+    return {
+        PREFIX + row["digest"].hex(): Vector(row["dtype"], tuple(row["shape"]), row["data"])
+        for row in rows
+    }
+
+
+def read_vectors(
+    conn: Conn, account_id: UUID, names: Collection[str]
+) -> dict[str, npt.NDArray[np.float32]]:
+    """Read the numbers of vectors as float32 [rows, width]; missing names are left out."""
+    return {
+        name: vector.to_float32().reshape(-1, vector.shape[-1])
+        for name, vector in find_vectors(conn, account_id, names).items()
+    }
+
+
+def find_vector(conn: Conn, account_id: UUID, name: str) -> Vector | None:
+    """Read one vector of the account, or None."""
+    return find_vectors(conn, account_id, [name]).get(name)
+
+
+def _known(conn: Conn, account_id: UUID, digests: list[bytes]) -> set[bytes]:
+    rows = conn.execute(
+        "SELECT digest FROM vectors WHERE account_id = %s AND digest = ANY(%s)",
+        (account_id, digests),
+    )
+    return {row["digest"] for row in rows}
+
+
+def _insert(conn: Conn, account_id: UUID, vectors: list[Vector]) -> None:
+    with conn.cursor() as cursor:
+        cursor.executemany(
+            """
+            INSERT INTO vectors (account_id, digest, dtype, shape, data)
+            VALUES (%s, %s, %s, %s, %b) ON CONFLICT DO NOTHING
+            """,
+            [(account_id, v.digest, v.dtype, list(v.shape), v.data) for v in vectors],
+        )
+
+
+def _digest(name: str) -> bytes:
+    digest = digest_of(name)
+    if digest is None:
+        msg = f"not the name of a vector: {name!r}"
+        raise ValueError(msg)
+    return digest

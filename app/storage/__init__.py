@@ -1,0 +1,5 @@
+"""The object store: where parts, manifests and checksums lie. Only this package uses obstore."""
+
+from app.storage.store import ObjectMeta, ObjectStore, job_folder, job_key, open_store
+
+__all__ = ["ObjectMeta", "ObjectStore", "job_folder", "job_key", "open_store"]

@@ -1,0 +1,1 @@
+"""Studies that use nothing but the service's REST API, through the client library."""

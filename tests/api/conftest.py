@@ -1,0 +1,5 @@
+"""The API fixture."""
+
+from tests.fixtures.api import api
+
+__all__ = ["api"]

@@ -1,0 +1,1 @@
+"""The served models, their revisions and tokenizers."""

@@ -1,0 +1,92 @@
+"""An engine for fault runs: deterministic by request, a few milliseconds each, no model.
+
+It exists because a fault run needs hundreds of worker starts. Nothing outside tests/ can select
+it. Prompts choose misbehaviour: a request whose first token id is DIES ends the process's engine,
+HANGS never answers, FAILS errs alone.
+"""
+
+import asyncio
+import hashlib
+
+import numpy as np
+
+from app.completions.spec import RequestSpec
+from worker.engine.protocol import EngineDeadError, EngineFacts
+from worker.outcomes import CaptureRows, Choice, Errored, Outcome, Succeeded
+
+DIES, HANGS, FAILS = 3, 4, 5
+HIDDEN, LAYERS = 16, 2
+
+
+class StubEngine:
+    """Answers every request with tokens and rows that depend on its spec alone."""
+
+    def __init__(self, *, seconds_per_request: float = 0.003, model: str = "tiny") -> None:
+        """Take `seconds_per_request` for each answer."""
+        self._seconds = seconds_per_request
+        self._dead = False
+        self._facts = EngineFacts(
+            model=model,
+            revision="stub",
+            engine="stub 1",
+            mode="eager",
+            dtype="float32",
+            hidden_size=HIDDEN,
+            n_layers=LAYERS,
+            max_num_seqs=32,
+        )
+        self.requests_run = 0
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Give the same facts for ever."""
+        return self._facts
+
+    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+        """Answer after a moment; misbehave if the prompt says so."""
+        del key, salt
+        self._check()
+        await asyncio.sleep(self._seconds)
+        first = spec.prompt_token_ids[0]
+        if first == DIES:
+            self._dead = True
+        self._check()
+        if first == HANGS:
+            await asyncio.Event().wait()
+        if first == FAILS:
+            return Errored("steering_failed", "The stub was told to fail this request.")
+        self.requests_run += 1
+        return answer(spec)
+
+    async def check_health(self) -> None:
+        """Say whether the engine died."""
+        self._check()
+
+    async def shutdown(self) -> None:
+        """Nothing to stop."""
+
+    def _check(self) -> None:
+        if self._dead:
+            msg = "the stub engine died"
+            raise EngineDeadError(msg)
+
+
+def answer(spec: RequestSpec) -> Succeeded:
+    """Compute what the stub answers: M tokens, and rows where captures ask for them."""
+    seed = hashlib.sha256(repr(spec).encode()).digest()
+    tokens = tuple(7 + seed[i % 32] % 50 for i in range(spec.sampling.max_tokens))
+    rows = spec.prompt_tokens + len(tokens) - 1
+    rng = np.random.default_rng(int.from_bytes(seed[:8], "big"))
+    captures = tuple(
+        CaptureRows(
+            capture.name,
+            "float32",
+            {
+                layer: rng.standard_normal((rows, HIDDEN), dtype=np.float32)
+                for layer in capture.layers
+            },
+        )
+        for capture in spec.captures
+    )
+    text = " ".join(map(str, tokens))
+    return Succeeded((Choice(0, text, tokens, "length"),), captures)

@@ -1,0 +1,52 @@
+"""The JSON reader agrees with the standard library on what is good, and refuses twins."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.errors import InvalidRequestError
+from app.kit.json_body import read_object
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+VALUES = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**63)
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | TEXT,
+    lambda inner: st.lists(inner) | st.dictionaries(TEXT, inner),
+    max_leaves=20,
+)
+
+
+@given(value=st.dictionaries(TEXT, VALUES), ensure_ascii=st.booleans())
+def test_whatever_the_standard_library_writes_is_read(
+    value: dict[str, object], *, ensure_ascii: bool
+) -> None:
+    body = json.dumps(value, ensure_ascii=ensure_ascii).encode()
+    assert read_object(body, depth_max=64) == value
+
+
+@given(TEXT, VALUES, VALUES)
+def test_a_key_that_comes_twice_is_always_refused(key: str, first: object, second: object) -> None:
+    name = json.dumps(key)
+    body = f'{{"a": [{{{name}: {json.dumps(first)}, {name}: {json.dumps(second)}}}]}}'
+    with pytest.raises(InvalidRequestError, match="twice"):
+        read_object(body.encode(), depth_max=64)
+
+
+def test_colons_in_text_are_no_keys() -> None:
+    body = rb'{"a:b": "x:y::z", "c": ["\u003a", "\u003A:"], "d": "\\u003a"}'
+    assert read_object(body, depth_max=3)["c"] == [":", "::"]
+
+
+def test_depth_is_counted_to_the_level() -> None:
+    assert read_object(b'{"a":[[1]]}', depth_max=3) == {"a": [[1]]}
+    with pytest.raises(InvalidRequestError, match="2 levels"):
+        read_object(b'{"a":[[1]]}', depth_max=2)
+
+
+def test_an_escaped_backslash_before_u0000_is_no_nul() -> None:
+    assert read_object(rb'{"a":"\\u0000"}', depth_max=3) == {"a": r"\u0000"}

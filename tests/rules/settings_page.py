@@ -1,0 +1,96 @@
+"""Writes docs/settings.md from the settings classes: python -m tests.rules.settings_page."""
+
+from pathlib import Path
+
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from app.catalog.models_file import ModelEntry
+from app.settings import Limits, Settings
+from app.stack.settings import StackSettings
+from tests.rules.source_tree import ROOT
+from worker.models.settings import FetchSettings
+from worker.settings import WorkerSettings
+
+PAGE = ROOT / "docs" / "settings.md"
+
+INTRODUCTION = """\
+# Settings
+
+Every setting is an environment variable, read once when a process starts. `tiller up` fills in
+what its children need, so on one machine none has to be set. An empty default means that the
+process does not start without it.
+
+This page is written from the code by `python -m tests.rules.settings_page`; a test compares the
+two.
+"""
+
+SECTIONS: tuple[tuple[str, str, str, type[BaseModel]], ...] = (
+    (
+        "API and reconciler",
+        "`python -m app serve` and `python -m app reconcile`.",
+        "TILLER_",
+        Settings,
+    ),
+    (
+        "Limits",
+        "Served by GET /v1/limits (lower case, no prefix); enforced before memory is spent.",
+        "TILLER_LIMITS__",
+        Limits,
+    ),
+    ("Worker", "`python -m worker`.", "TILLER_", WorkerSettings),
+    (
+        "One machine",
+        "`tiller up`. Each of the first three replaces an embedded part with a server of yours.",
+        "TILLER_",
+        StackSettings,
+    ),
+    ("Fetching models", "`tiller models add`.", "TILLER_", FetchSettings),
+)
+
+MODELS = """\
+## models.toml
+
+One table for each model, `[models.NAME]`; paths are absolute or relative to the file. `tiller
+models add` writes entries, a person may edit them; a change is seen at the next start.
+
+"""
+
+
+def render() -> str:
+    """Write the whole page."""
+    parts = [INTRODUCTION]
+    for title, text, prefix, model in SECTIONS:
+        rows = [
+            f"| `{prefix}{name.upper()}` | {_default(field)} | {field.description} |"
+            for name, field in model.model_fields.items()
+            if name != "limits"
+        ]
+        parts.append(_section(f"## {title}\n\n{text}\n", "variable", rows))
+    keys = [
+        f"| `{name}` | {_default(field)} | {field.description} |"
+        for name, field in ModelEntry.model_fields.items()
+    ]
+    parts.append(_section(MODELS.rstrip("\n") + "\n", "key", keys))
+    return "\n".join(parts)
+
+
+def _section(head: str, first: str, rows: list[str]) -> str:
+    return "\n".join([head, f"| {first} | default | meaning |", "|---|---|---|", *rows, ""])
+
+
+def _default(field: FieldInfo) -> str:
+    value = field.default
+    if value is PydanticUndefined or value is None:
+        return ""
+    if isinstance(value, bool):
+        return f"`{str(value).lower()}`"
+    if isinstance(value, Path):
+        return f"`{value}`"
+    grouped = isinstance(value, int) and value >= 100_000
+    return f"`{value:_}`" if grouped else f"`{value}`"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(render(), encoding="utf-8")

@@ -1,0 +1,196 @@
+"""The client library: submit a Job, follow it, download its files.
+
+    client = Client.from_credentials("data/credentials.json")
+    job = client.create_job(model="smollm2-135m", requests=[...])
+    job = client.wait(job["id"], on_progress=print)
+    folder = client.download(job["id"], "results")
+
+Answers are the service's JSON as plain dictionaries. Creating a Job sends an Idempotency-Key, so
+a repeated try after a lost answer never makes a second Job.
+"""
+
+import hashlib
+import json
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import httpx
+
+from tiller.errors import ApiError, ChecksumError, JobFailedError
+
+TERMINAL = frozenset({"completed", "failed", "cancelled", "expired"})
+TRIES_MAX = 5
+RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+
+Json = dict[str, Any]
+
+
+class Client:
+    """One account's view of a Tiller service."""
+
+    def __init__(self, api_base: str, api_key: str, *, timeout: float = 120.0) -> None:
+        """Talk to `api_base` (ends in /v1) with `api_key`; `timeout` is in seconds."""
+        self._http = httpx.Client(
+            base_url=api_base.rstrip("/") + "/",
+            headers={"authorization": f"Bearer {api_key}"},
+            timeout=timeout,
+            follow_redirects=True,
+        )
+
+    @classmethod
+    def from_credentials(cls, path: str | Path) -> "Client":
+        """Read address and key from a credentials.json as `tiller up` writes it."""
+        data = json.loads(Path(path).read_text(encoding="utf-8"))
+        return cls(data["api_base"], data["api_key"])
+
+    def __enter__(self) -> Self:
+        """Use as a context manager to close connections."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Close connections."""
+        self._http.close()
+
+    def create_job(
+        self, *, model: str, requests: Sequence[Mapping[str, Any]], **fields: Any
+    ) -> Json:
+        """Submit a Job; `fields` are the Job's others (defaults, name, metadata, …).
+
+        Raises ApiError: 400 names every wrong request, 402 says how many tokens are missing.
+        """
+        body = {"model": model, "requests": list(requests), **fields}
+        headers = {"idempotency-key": str(uuid.uuid4())}
+        return self._json("POST", "jobs", json=body, headers=headers)
+
+    def get_job(self, job_id: str, *, wait: int | None = None) -> Json:
+        """Read a Job; with `wait`, answer at its next change or after so many seconds."""
+        params = {} if wait is None else {"wait": wait}
+        return self._json("GET", f"jobs/{job_id}", params=params)
+
+    def cancel_job(self, job_id: str) -> Json:
+        """Cancel a Job; what has finished stays."""
+        return self._json("POST", f"jobs/{job_id}/cancel")
+
+    def wait(
+        self,
+        job_id: str,
+        *,
+        on_progress: Callable[[Json], object] | None = None,
+        timeout: float | None = None,
+        poll_seconds: int = 2,
+    ) -> Json:
+        """Follow a Job to its end and return it.
+
+        Raises JobFailedError unless it completed, TimeoutError after `timeout` seconds.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        while True:
+            job = self.get_job(job_id, wait=poll_seconds)
+            if on_progress is not None:
+                on_progress(job)
+            if job["status"] == "completed":
+                return job
+            if job["status"] in TERMINAL:
+                raise JobFailedError(job)
+            if deadline is not None and time.monotonic() > deadline:
+                msg = f"Job {job_id} is still {job['status']} after {timeout} seconds."
+                raise TimeoutError(msg)
+
+    def requests(self, job_id: str, **filters: Any) -> Iterator[Json]:
+        """Walk through the requests of a Job in index order."""
+        after: str | None = None
+        while True:
+            params = {**filters, "limit": 100, **({"after": after} if after else {})}
+            page = self._json("GET", f"jobs/{job_id}/requests", params=params)
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = page["last_id"]
+
+    def manifest(self, job_id: str) -> Json:
+        """Read which files the Job has at this moment."""
+        return self._json("GET", f"jobs/{job_id}/manifest")
+
+    def models(self) -> list[Json]:
+        """List the served models and their capabilities."""
+        data: list[Json] = self._json("GET", "models")["data"]
+        return data
+
+    def usage(self) -> Json:
+        """Read the account's balance, held and charged tokens."""
+        return self._json("GET", "usage")
+
+    def download(self, job_id: str, folder: str | Path) -> Path:
+        """Fetch every file of the manifest into `folder` and check each sha256.
+
+        Files that are there already with the right bytes are kept, so a broken download goes on
+        where it stopped. Raises ChecksumError when a file's bytes are wrong.
+        """
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        manifest = self.manifest(job_id)
+        for entry in manifest["files"]:
+            self._fetch(job_id, entry, target / entry["path"])
+        if manifest["complete"]:
+            for name in ("manifest.json", "SHA256SUMS"):
+                self._fetch(job_id, {"path": name, "sha256": None}, target / name)
+        return target
+
+    def _fetch(self, job_id: str, entry: Mapping[str, Any], path: Path) -> None:
+        wanted = entry["sha256"]
+        if wanted is not None and path.exists() and _sha256(path) == wanted:
+            return
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partial = path.with_name(path.name + ".partial")
+        with self._http.stream("GET", f"jobs/{job_id}/files/{entry['path']}") as answer:
+            if answer.is_error:
+                answer.read()
+                raise _api_error(answer)
+            with partial.open("wb") as out:
+                for block in answer.iter_bytes():
+                    out.write(block)
+        if wanted is not None and _sha256(partial) != wanted:
+            partial.unlink()
+            msg = f"{entry['path']} was damaged on its way; download it again."
+            raise ChecksumError(msg)
+        partial.replace(path)
+
+    def _json(self, method: str, path: str, **options: Any) -> Json:
+        for attempt in range(1, TRIES_MAX + 1):
+            try:
+                answer = self._http.request(method, path, **options)
+            except httpx.TransportError:
+                if attempt == TRIES_MAX:
+                    raise
+                time.sleep(0.5 * 2**attempt)
+                continue
+            if answer.status_code in RETRIED_STATUS and attempt < TRIES_MAX:
+                time.sleep(float(answer.headers.get("retry-after", 0.5 * 2**attempt)))
+                continue
+            if answer.is_error:
+                raise _api_error(answer)
+            data: Json = answer.json()
+            return data
+        raise AssertionError
+
+
+def _api_error(answer: httpx.Response) -> ApiError:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = {}
+    return ApiError(answer.status_code, body if isinstance(body, dict) else {})
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

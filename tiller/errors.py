@@ -1,0 +1,40 @@
+"""What the client raises when the service says no.
+
+TillerError
+├── ApiError            an answer of 400 or above; carries status, code, param, request id
+├── JobFailedError      a Job ended in a state that was not asked for
+└── ChecksumError       a downloaded file differs from the manifest
+"""
+
+from typing import Any
+
+
+class TillerError(Exception):
+    """Anything that the client raises by itself."""
+
+
+class ApiError(TillerError):
+    """The service answered with an error; `str()` of it is the service's own sentence."""
+
+    def __init__(self, status: int, body: dict[str, Any]) -> None:
+        """Read the error envelope."""
+        error = body.get("error", {})
+        super().__init__(error.get("message") or f"HTTP status {status}")
+        self.status = status
+        self.code: str | None = error.get("code")
+        self.param: str | None = error.get("param")
+        self.details: list[dict[str, Any]] = error.get("details") or []
+        self.request_id: str | None = body.get("request_id")
+
+
+class JobFailedError(TillerError):
+    """The Job ended, but not as completed."""
+
+    def __init__(self, job: dict[str, Any]) -> None:
+        """Keep the Job object."""
+        super().__init__(f"Job {job['id']} ended as {job['status']}.")
+        self.job = job
+
+
+class ChecksumError(TillerError):
+    """A file's bytes are not those of the manifest; download it again."""

@@ -1,0 +1,69 @@
+"""`python -m worker --model NAME`: serve one model until told to stop."""
+
+import argparse
+import logging
+import os
+import sys
+from pathlib import Path
+
+from app.catalog import ServedModel, load_catalog
+from app.kit.logs import configure_logs
+from worker.celery_worker import build_worker
+from worker.engine.canary import prove_steering
+from worker.engine.protocol import Engine
+from worker.service import Prove, StartEngine, WorkerService
+from worker.settings import WorkerSettings, load_worker_settings
+
+log = logging.getLogger("worker")
+
+
+async def start_vllm(model: ServedModel, scratch: Path) -> Engine:
+    """Start vLLM with steering hooks for a model of the catalog."""
+    # Imported here: it takes seconds, and a wrong argument should be answered before.
+    from worker.engine.vllm_engine import EngineConfig, VllmEngine
+
+    config = EngineConfig(
+        model_name=model.name,
+        model_path=model.path,
+        revision=model.revision,
+        dtype=model.dtype,
+        max_model_len=model.max_model_len,
+        max_num_seqs=model.max_num_seqs,
+        max_num_batched_tokens=model.max_num_batched_tokens,
+        kv_cache_bytes=model.kv_cache_bytes,
+        mode=model.mode,
+        threads=model.threads,
+        scratch_dir=scratch,
+    )
+    return await VllmEngine.start(config)
+
+
+def serve(
+    settings: WorkerSettings, model_name: str, start_engine: StartEngine, prove: Prove
+) -> int:
+    """Run one worker to its end; return the exit status."""
+    model = load_catalog(settings.models_file).get(model_name)
+    service = WorkerService(settings, model, start_engine, prove)
+    try:
+        service.start()
+    except Exception:
+        log.exception("the worker could not start")
+        service.die(1)
+    build_worker(service, settings.redis_url).start()
+    service.stop()
+    logging.shutdown()
+    # vLLM and Celery leave non-daemon threads behind; everything of ours is closed by now.
+    os._exit(0)
+
+
+def main() -> int:
+    """Read the command line and serve."""
+    parser = argparse.ArgumentParser(prog="python -m worker", description=__doc__)
+    parser.add_argument("--model", required=True, help="a name from models.toml")
+    arguments = parser.parse_args()
+    configure_logs("worker")
+    return serve(load_worker_settings(), arguments.model, start_vllm, prove_steering)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

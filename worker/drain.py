@@ -1,0 +1,138 @@
+"""Drain: lease shards and run them until nothing is left to lease.
+
+Several shards stream through one engine at once, so a new one is leased before the last one
+empties and the batch never runs dry. A shard during which an engine died before runs alone: if
+the engine dies again, the culprit is known.
+"""
+
+import asyncio
+import logging
+
+from app.jobs.claims import claim_shards, report_engine_death
+from app.jobs.records import LeasedShard, WorkerIdentity
+from app.kit.db import Conn
+from worker.engine.protocol import EngineDeadError
+from worker.heartbeat import Heartbeat
+from worker.outcomes import Errored
+from worker.shard_run import ShardRun, Shop, finish_as_errored
+
+log = logging.getLogger(__name__)
+
+ENGINE_DIED = Errored(
+    "engine_died",
+    "The engine process died three times with this request alone in it; the other requests of "
+    "the Job were not affected. Send it with a shorter prompt or fewer captured layers.",
+)
+
+
+class Drain:
+    """One worker's way of emptying the queue of its model."""
+
+    def __init__(
+        self,
+        shop: Shop,
+        identity: WorkerIdentity,
+        heartbeat: Heartbeat,
+        *,
+        lease_seconds: float,
+        poll_seconds: float,
+        shards_max: int,
+    ) -> None:
+        """Prepare; `run` does the work and may be called again and again."""
+        self.shop = shop
+        self._identity = identity
+        self._heartbeat = heartbeat
+        self._lease_seconds = lease_seconds
+        self._poll_seconds = poll_seconds
+        self._shards_max = shards_max
+        self._active: dict[asyncio.Task[None], ShardRun] = {}
+        self._suspects: list[ShardRun] = []  # leased; each runs with nothing beside it
+
+    async def run(self) -> None:
+        """Lease and run until nothing can be leased. Raises EngineDeadError after reporting it."""
+        try:
+            while True:
+                await self._fill()
+                if not self._active:
+                    return
+                await self._wait()
+        except EngineDeadError:
+            await self._report_death()
+            raise
+
+    @property
+    def requests_in_flight(self) -> int:
+        """How many requests the engine has now."""
+        return sum(run.in_flight for run in list(self._active.values()))
+
+    def poke(self) -> None:
+        """Make every running shard look at the stop events; callable from any thread."""
+        for run in list(self._active.values()):
+            run.poke()
+
+    async def _fill(self) -> None:
+        while self._may_lease():
+            if self._suspects:
+                if not self._active:
+                    self._start(self._suspects.pop())
+                return
+            shards = await self.shop.call(lambda: self.shop.database.run(self._claim_one))
+            if not shards:
+                return
+            run = ShardRun(self.shop, shards[0])
+            self._heartbeat.watch(run.watch)
+            if run.shard.run_alone:
+                self._suspects.append(run)
+            else:
+                self._start(run)
+
+    def _may_lease(self) -> bool:
+        if self.shop.stopping.is_soft or len(self._active) >= self._shards_max:
+            return False
+        if any(run.shard.run_alone for run in self._active.values()):
+            return False
+        # While requests wait for room, the engine has enough to do until the next look.
+        return not self.shop.room.locked()
+
+    def _claim_one(self, conn: Conn) -> list[LeasedShard]:
+        return claim_shards(conn, self._identity, lease_seconds=self._lease_seconds, shards_max=1)
+
+    def _start(self, run: ShardRun) -> None:
+        self._active[asyncio.create_task(run.run())] = run
+
+    async def _wait(self) -> None:
+        done, _ = await asyncio.wait(
+            self._active, timeout=self._poll_seconds, return_when=asyncio.FIRST_COMPLETED
+        )
+        if self.shop.stopping.is_soft:
+            self.poke()
+        deaths = [task for task in done if isinstance(task.exception(), EngineDeadError)]
+        for task in done:
+            if task in deaths:
+                continue  # stays in _active, to be reported with all the others
+            run = self._active.pop(task)
+            self._heartbeat.forget(run.watch)
+            if (error := task.exception()) is not None:
+                # The lease runs out and the shard comes back, split. Nothing was published.
+                log.error("shard failed", exc_info=error, extra={"job_id": run.shard.job_id.hex})
+        if deaths:
+            raise EngineDeadError("the engine process died") from deaths[0].exception()
+
+    async def _report_death(self) -> None:
+        """Tell Postgres that the engine died under these shards; error a proven killer."""
+        alone = len(self._active) == 1
+        for task, run in list(self._active.items()):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            if await self._is_to_blame(run.shard, alone=alone):
+                await finish_as_errored(self.shop, run.shard, ENGINE_DIED)
+            self._heartbeat.forget(run.watch)
+        for run in self._suspects:
+            self._heartbeat.forget(run.watch)
+
+    async def _is_to_blame(self, shard: LeasedShard, *, alone: bool) -> bool:
+        return await self.shop.call(
+            lambda: self.shop.database.run(
+                lambda conn: report_engine_death(conn, shard, alone=alone)
+            )
+        )

@@ -1,0 +1,1 @@
+"""The engine: vLLM with steering hooks. Only this package imports vllm."""

@@ -1,0 +1,62 @@
+"""What the rest of the worker knows of an engine: one protocol and two exceptions.
+
+    EngineRequestError   this request failed; carry on
+    EngineDeadError      this process is finished; give the leases back and exit
+
+An engine decides nothing about meaning: it gets a RequestSpec whose vectors lie in the vector
+folder (`VectorCache`), and gives an Outcome.
+"""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from app.completions.spec import RequestSpec
+from worker.outcomes import Outcome
+
+
+class EngineRequestError(Exception):
+    """One request failed inside the engine; `code` is what the user sees."""
+
+    def __init__(self, code: str, message: str) -> None:
+        """Keep the code and the sentence for the user."""
+        super().__init__(message)
+        self.code = code
+
+
+class EngineDeadError(Exception):
+    """The engine process is gone; nothing more can run in this worker process."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineFacts:
+    """What every row of a result says about the engine that made it."""
+
+    model: str
+    revision: str
+    engine: str  # "vllm 0.32.0"
+    mode: str  # "eager" | "compiled"
+    dtype: str  # "bfloat16" | "float32"
+    hidden_size: int
+    n_layers: int
+    max_num_seqs: int
+
+
+class Engine(Protocol):
+    """A running model. All methods but `facts` are called on the engine's own event loop."""
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Facts about model and engine, fixed at start."""
+
+    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+        """Run one request to its end. `key` is unique among running requests.
+
+        Returns Errored for a failure of this request alone. Raises EngineDeadError when the
+        process is lost, asyncio.CancelledError (after aborting in the engine) when cancelled.
+        """
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the engine cannot run requests any more."""
+
+    async def shutdown(self) -> None:
+        """Stop the engine and its processes; nothing of it is left when this returns."""

@@ -1,0 +1,206 @@
+"""The adapter: a steering core plugged into one vLLM model runner (V1), by wrapping its methods.
+
+    load_model      -> a hook on every decoder layer (before profiling and compiling)
+    _update_states  -> requests come and go; also on steps without tokens
+    _prepare_inputs -> the plan of the step, from the batch order of this very step
+    _model_forward  -> layers do their work; then rows and progress are stored
+    execute_model   -> rows that feed the logits are checked
+
+Only this instance is wrapped; other runners of the process are untouched. Profiling and dummy
+runs pass through none of the planning and find the core inert.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from worker.engine import layer_op
+from worker.engine.architectures import Layout, architecture_of, decoder_layers
+from worker.engine.environment import UnsupportedEngineError, check_signature
+from worker.engine.settings import EngineSettings, engine_settings
+from worker.steering.board import StatusBoard
+from worker.steering.carrier import CARRIER_KEY
+from worker.steering.core import SteeringCore
+from worker.steering.plan import Shape
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import nn
+    from vllm.config import VllmConfig
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+_log = logging.getLogger(__name__)
+_SIGNATURES = {
+    "load_model": ("load_dummy_weights",),
+    "_update_states": ("scheduler_output",),
+    "_prepare_inputs": ("scheduler_output", "num_scheduled_tokens"),
+    "_model_forward": ("input_ids", "positions", "intermediate_tensors", "inputs_embeds"),
+    "execute_model": ("scheduler_output", "intermediate_tensors"),
+}
+
+
+def refuse_unserved(config: VllmConfig) -> None:
+    """Raise UnsupportedEngineError for settings under which rows are reordered or sharded."""
+    reasons = {
+        "speculative decoding": config.speculative_config is not None,
+        "sequence parallelism": config.parallel_config.use_sequence_parallel_moe,
+        "micro-batching": bool(config.parallel_config.enable_dbo),
+        "decode context parallelism": config.parallel_config.decode_context_parallel_size > 1,
+        "fast prefill with KV sharing": bool(config.cache_config.kv_sharing_fast_prefill),
+        "the V2 model runner": bool(config.use_v2_model_runner),
+    }
+    for name, present in reasons.items():
+        if present:
+            msg = f"Tiller cannot steer with {name}; turn it off"
+            raise UnsupportedEngineError(msg)
+
+
+class SteeredRunner:
+    """Wraps a runner and owns its steering core."""
+
+    def __init__(self, runner: GPUModelRunner, config: VllmConfig, rank: int) -> None:
+        """Check what we rely on and wrap the runner; its model is not loaded yet."""
+        refuse_unserved(config)
+        self._runner = runner
+        self._settings: EngineSettings = engine_settings(config)
+        self._config = config
+        self._rank = rank
+        self.core: SteeringCore | None = None
+        self._handle = -1
+        wrappers = {
+            "load_model": self._wrap_load_model,
+            "_update_states": self._wrap_update_states,
+            "_prepare_inputs": self._wrap_prepare_inputs,
+            "_model_forward": self._wrap_model_forward,
+            "execute_model": self._wrap_execute_model,
+        }
+        for name, wrap in wrappers.items():
+            original = getattr(runner, name)
+            check_signature(original, _SIGNATURES[name])
+            setattr(runner, name, wrap(original))
+
+    def close(self) -> None:
+        """Make the hooks inert for good."""
+        if self._handle >= 0:
+            layer_op.unregister_core(self._handle)
+
+    def _wrap_load_model(self, original: Callable[..., None]) -> Callable[..., None]:
+        def load_model(*args: Any, **kwargs: Any) -> None:
+            original(*args, **kwargs)
+            self._attach(self._runner.get_model())
+
+        return load_model
+
+    def _attach(self, model: nn.Module) -> None:
+        model_config = self._config.model_config
+        architecture = architecture_of(model)
+        self.core = SteeringCore(
+            shape=Shape(
+                n_layers=model_config.get_total_num_hidden_layers(),
+                width=model_config.get_hidden_size(),
+                dtype=model_config.dtype,
+                device=self._runner.device,
+            ),
+            board=StatusBoard(
+                self._settings.board_path, ranks=self._config.parallel_config.world_size
+            ),
+            vectors=self._settings.vectors_path,
+            rank=self._rank,
+        )
+        self._handle = layer_op.register_core(self.core)
+        for number, layer in decoder_layers(model, architecture):
+            layer.register_forward_hook(self._hook(number, architecture.layout))
+
+    def _hook(self, layer: int, layout: Layout) -> Callable[[Any, Any, Any], None]:
+        handle, core = self._handle, self.core
+        assert core is not None
+        if self._settings.mode == "eager":
+            # Nothing traces this: straight into the core, without the dispatcher's toll.
+            if layout is Layout.pair:
+                return lambda _module, _args, output: core.layer(layer, output[0], output[1])
+            return lambda _module, _args, output: core.layer(layer, output)
+        if layout is Layout.pair:
+            return lambda _module, _args, output: torch.ops.tiller.after_layer_pair(
+                output[0], output[1], layer, handle
+            )
+        return lambda _module, _args, output: torch.ops.tiller.after_layer_single(
+            output, layer, handle
+        )
+
+    def _wrap_update_states(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def update_states(scheduler_output: Any) -> Any:
+            try:
+                self._welcome(scheduler_output)
+            except Exception:
+                _log.exception("requests could not be registered")
+            return original(scheduler_output)
+
+        return update_states
+
+    def _welcome(self, scheduler_output: Any) -> None:
+        core = self.core
+        if core is None:
+            return
+        core.dismiss(scheduler_output.finished_req_ids)
+        for new in scheduler_output.scheduled_new_reqs:
+            params = new.sampling_params
+            carried = params.extra_args.get(CARRIER_KEY) if params and params.extra_args else None
+            if not carried:
+                continue
+            if "temperature" in carried:
+                # Above vLLM's own limit of 2, so it travels beside the checked parameters.
+                params.temperature = carried["temperature"]
+            if "ticket" in carried:
+                core.admit(new.req_id, carried)
+
+    def _wrap_prepare_inputs(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def prepare_inputs(scheduler_output: Any, num_scheduled_tokens: Any) -> Any:
+            prepared = original(scheduler_output, num_scheduled_tokens)
+            core = self.core
+            if core is not None:
+                try:
+                    batch = self._runner.input_batch
+                    core.prepare(
+                        batch.req_ids,
+                        np.asarray(num_scheduled_tokens),
+                        batch.num_computed_tokens_cpu[: len(batch.req_ids)],
+                    )
+                except Exception:
+                    _log.exception("a step could not be planned")
+                    core.abandon_step()
+            return prepared
+
+        return prepare_inputs
+
+    def _wrap_model_forward(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def model_forward(*args: Any, **kwargs: Any) -> Any:
+            output = original(*args, **kwargs)
+            core = self.core
+            if core is not None:
+                try:
+                    core.finish()
+                except Exception:
+                    _log.exception("a step could not be stored")
+                    core.abandon_step()
+            return output
+
+        return model_forward
+
+    def _wrap_execute_model(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        def execute_model(scheduler_output: Any, intermediate_tensors: Any = None) -> Any:
+            output = original(scheduler_output, intermediate_tensors)
+            core, state = self.core, self._runner.execute_model_state
+            if core is not None and state is not None and state.sample_hidden_states is not None:
+                try:
+                    core.check_outputs(state.sample_hidden_states)
+                except Exception:
+                    _log.exception("a step's outputs could not be checked")
+                    core.abandon_step()
+            return output
+
+        return execute_model

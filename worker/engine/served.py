@@ -1,0 +1,66 @@
+"""An engine core in its own process, behind vLLM's AsyncLLM: what a worker serves from."""
+
+from __future__ import annotations
+
+import gc
+from typing import TYPE_CHECKING, Any
+
+from vllm.v1.engine.async_llm import AsyncLLM
+from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
+
+from worker.engine.protocol import EngineDeadError
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams
+    from vllm.engine.arg_utils import AsyncEngineArgs
+    from vllm.outputs import RequestOutput
+
+
+class ServedCore:
+    """One AsyncLLM; its death becomes our EngineDeadError."""
+
+    def __init__(self, args: AsyncEngineArgs) -> None:
+        """Spawn the engine process and wait (blocking) until its model is loaded."""
+        try:
+            self._llm: AsyncLLM | None = AsyncLLM.from_engine_args(args)
+        except VllmEngineDeadError as error:
+            raise EngineDeadError(str(error)) from error
+        self.config = self.llm.vllm_config
+
+    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> RequestOutput:
+        """Run one request to its end; a cancelled caller aborts it in the engine."""
+        final: RequestOutput | None = None
+        try:
+            async for output in self.llm.generate(prompt, params, request_id):
+                final = output
+        except VllmEngineDeadError as error:
+            raise EngineDeadError(str(error)) from error
+        if final is None:
+            msg = f"the engine gave no output for {request_id}"
+            raise EngineDeadError(msg)
+        return final
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the engine process is gone."""
+        try:
+            await self.llm.check_health()
+        except VllmEngineDeadError as error:
+            raise EngineDeadError(str(error)) from error
+
+    def shutdown(self) -> None:
+        """Stop the engine process; idempotent.
+
+        vLLM's object is dropped here and now: at interpreter exit its finaliser would fail.
+        """
+        llm, self._llm = self._llm, None
+        if llm is not None:
+            llm.shutdown()
+            del llm
+            gc.collect()
+
+    @property
+    def llm(self) -> AsyncLLM:
+        """The engine; raises EngineDeadError after shutdown."""
+        if self._llm is None:
+            raise EngineDeadError("the engine was shut down")
+        return self._llm

@@ -1,0 +1,458 @@
+"""The engine that serves: one vLLM, steered, behind the Engine protocol.
+
+    RequestSpec -> ticket, region, carrier -> vLLM -> what the board and the region say -> Outcome
+
+A request is judged after its last token: it succeeded only if the engine saw it, nothing was
+flagged, and every row that it asked for is there and finite.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import shutil
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from worker.engine.environment import (
+    UnsupportedEngineError,
+    prepare_environment,
+    vllm_version,
+)
+from worker.engine.protocol import EngineDeadError, EngineFacts
+from worker.engine.settings import EngineSettings
+from worker.engine.vectors import VectorCache
+from worker.outcomes import CaptureRows, Errored, Outcome, Succeeded
+from worker.steering.board import Flag, StatusBoard, Tickets
+from worker.steering.carrier import AddOp, Carrier, add_op, pack
+from worker.steering.region import CaptureRegion, RegionShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
+
+    from vllm.outputs import RequestOutput
+
+    from app.completions.spec import RequestSpec
+    from app.steering.spec import Intervention
+    from worker.engine.in_process import InProcessCore
+    from worker.engine.served import ServedCore
+    from worker.outcomes import Choice
+
+_FLAG_ERRORS = {
+    Flag.unknown_vector: ("unknown_vector", "A steering vector is not known to the engine."),
+    Flag.plan_failed: ("steering_failed", "The interventions could not be applied."),
+    Flag.non_finite: (
+        "non_finite_activations",
+        "Activations became infinite or not a number. Lower the scale of the interventions.",
+    ),
+}
+_FINISHED = frozenset({"stop", "length"})
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """How to start an engine. `scratch_dir` belongs to this engine alone and is emptied.
+
+    `kv_cache_bytes` is the size of the KV cache; `threads` the OpenMP threads of the model (None:
+    as many as there are CPUs). `mode` is "eager" or "compiled". With `in_process` the model runs
+    in this process, for tests.
+    """
+
+    model_name: str
+    model_path: Path
+    revision: str
+    dtype: str
+    max_model_len: int
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    kv_cache_bytes: int
+    scratch_dir: Path
+    mode: str = "eager"
+    tensor_parallel_size: int = 1
+    in_process: bool = False
+    threads: int | None = None
+    block_size: int | None = None
+    prefix_caching: bool = True
+    max_logprobs: int = 100
+    log_level: str = "WARNING"
+
+
+@dataclass(slots=True)
+class _Stay:
+    """One engine request's stay in the engine: its ticket and region, to be cleaned up."""
+
+    ticket: int | None = None
+    region: CaptureRegion | None = None
+    ops: tuple[AddOp, ...] = ()
+
+
+class VllmEngine:
+    """Implements the Engine protocol; make one with `start`."""
+
+    def __init__(
+        self, config: EngineConfig, core: ServedCore | InProcessCore, board: StatusBoard
+    ) -> None:
+        """Take over a started core; use `start` instead."""
+        model = core.config.model_config
+        self.vectors = VectorCache(config.scratch_dir / "vectors")
+        self.core = core
+        self._config = config
+        self._tickets = Tickets(board)
+        self._numbers = itertools.count()
+        self._dead: EngineDeadError | None = None
+        self._facts = EngineFacts(
+            model=config.model_name,
+            revision=config.revision,
+            engine=f"vllm {vllm_version()}",
+            mode=config.mode,
+            dtype=str(model.dtype).removeprefix("torch."),
+            hidden_size=model.get_hidden_size(),
+            n_layers=model.get_total_num_hidden_layers(),
+            max_num_seqs=config.max_num_seqs,
+        )
+
+    @classmethod
+    async def start(cls, config: EngineConfig) -> VllmEngine:
+        """Load the model and return the running engine.
+
+        Blocks the event loop while it loads: the engine process dies with the thread that
+        spawned it, so that thread must be the loop's own. Raises UnsupportedEngineError for a
+        vLLM, model or setting that cannot be steered.
+        """
+        prepare_environment(log_level=config.log_level)
+        vllm_version()
+        settings = EngineSettings(
+            scratch=str(config.scratch_dir),
+            parent_pid=os.getpid(),
+            in_process=config.in_process,
+            mode=config.mode,
+        )
+        shutil.rmtree(settings.captures_path, ignore_errors=True)
+        settings.captures_path.mkdir(parents=True)
+        settings.vectors_path.mkdir(exist_ok=True)
+        board = StatusBoard(settings.board_path, ranks=config.tensor_parallel_size, create=True)
+        core = _start_core(config, settings)
+        return cls(config, core, board)
+
+    @property
+    def facts(self) -> EngineFacts:
+        """Facts about model and engine, fixed at start."""
+        return self._facts
+
+    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+        """Run one request to its end; see the Engine protocol.
+
+        Choice i of n is an engine request of its own, with seed + i. Captures need n = 1.
+        """
+        if self._dead is not None:
+            raise self._dead
+        started_at = time.time()
+        choices = range(spec.sampling.n)
+        tasks = [
+            asyncio.ensure_future(self._run_choice(key, spec, index, salt)) for index in choices
+        ]
+        try:
+            results = await asyncio.gather(*tasks)
+        except BaseException:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        for result in results:
+            if isinstance(result, Errored):
+                return result
+        done = [result for result in results if isinstance(result, Succeeded)]
+        return replace(
+            done[0],
+            choices=tuple(choice for result in done for choice in result.choices),
+            started_at=started_at,
+            finished_at=time.time(),
+        )
+
+    async def check_health(self) -> None:
+        """Raise EngineDeadError when the engine cannot run requests any more."""
+        if self._dead is not None:
+            raise self._dead
+        await self.core.check_health()
+
+    async def shutdown(self) -> None:
+        """Stop the engine and its processes and delete its regions."""
+        if self._dead is None:
+            self._dead = EngineDeadError("the engine was shut down")
+        self.core.shutdown()
+        shutil.rmtree(self._config.scratch_dir / "captures", ignore_errors=True)
+
+    async def _run_choice(
+        self, key: str, spec: RequestSpec, index: int, salt: str
+    ) -> Succeeded | Errored:
+        refused = self._refuse(spec)
+        if refused is not None:
+            return refused
+        with self._stay(spec, key) as stay:
+            if isinstance(stay, Errored):
+                return stay
+            output = await self._generate(key, spec, index, salt, stay)
+            if isinstance(output, Errored):
+                return output
+            return self._judge(spec, index, output, stay)
+
+    def _refuse(self, spec: RequestSpec) -> Errored | None:
+        """Check what only the engine knows for sure: layers and vectors."""
+        n_layers = self._facts.n_layers
+        for item in spec.interventions:
+            if not 0 <= item.layer < n_layers:
+                return _no_layer(item.layer, n_layers)
+            if not self.vectors.has(item.vector):
+                code, message = _FLAG_ERRORS[Flag.unknown_vector]
+                return Errored(code, message)
+        for capture in spec.captures:
+            for layer in capture.layers:
+                if not 0 <= layer < n_layers:
+                    return _no_layer(layer, n_layers)
+        return None
+
+    @contextlib.contextmanager
+    def _stay(self, spec: RequestSpec, key: str) -> Iterator[_Stay | Errored]:
+        """Give a request its ticket and region, and clean up unless the region is handed on."""
+        stay = _Stay()
+        try:
+            stay.ops = tuple(filter(None, map(add_op, spec.interventions)))
+            if spec.captures or stay.ops:
+                stay.ticket = self._tickets.take()
+            if spec.captures:
+                stay.region = self._make_region(spec, key)
+        except (ValueError, OSError, RuntimeError) as error:
+            self._leave(stay)
+            yield Errored("steering_failed", str(error))
+            return
+        try:
+            yield stay
+        finally:
+            self._leave(stay)
+
+    def _leave(self, stay: _Stay) -> None:
+        if stay.ticket is not None:
+            self._tickets.give_back(stay.ticket)
+        if stay.region is not None:
+            stay.region.path.unlink(missing_ok=True)
+
+    def _make_region(self, spec: RequestSpec, key: str) -> CaptureRegion:
+        layers = _captured_layers(spec)
+        name = "".join(char if char.isalnum() else "-" for char in key)[:64]
+        return CaptureRegion.create(
+            self._config.scratch_dir / "captures" / f"{name}.{next(self._numbers)}",
+            RegionShape(
+                layers=len(layers),
+                rows=spec.prompt_tokens + spec.sampling.max_tokens,
+                width=self._facts.hidden_size,
+                dtype=self._facts.dtype,
+            ),
+        )
+
+    async def _generate(
+        self, key: str, spec: RequestSpec, index: int, salt: str, stay: _Stay
+    ) -> RequestOutput | Errored:
+        from vllm.exceptions import VLLMClientError
+        from vllm.inputs.engine import tokens_input
+        from vllm.v1.engine.exceptions import EngineGenerateError
+
+        from worker.engine.sampling import to_params
+
+        carried = {} if stay.ticket is None else pack(self._carrier(spec, stay))
+        try:
+            params = to_params(spec.sampling, index, carried, skip_cache=stay.region is not None)
+            prompt = tokens_input(list(spec.prompt_token_ids), cache_salt=salt)
+            return await self.core.generate(prompt, params, f"{key}.{index}.{next(self._numbers)}")
+        except EngineDeadError as error:
+            self._dead = error
+            raise
+        except (VLLMClientError, ValueError) as error:
+            return Errored("invalid_request", str(error))
+        except EngineGenerateError as error:
+            return Errored("engine_error", f"The engine failed on this request: {error}")
+
+    def _carrier(self, spec: RequestSpec, stay: _Stay) -> Carrier:
+        assert stay.ticket is not None
+        region = stay.region
+        return Carrier(
+            ticket=stay.ticket,
+            prompt=spec.prompt_tokens,
+            ops=stay.ops,
+            capture_layers=_captured_layers(spec) if region else (),
+            region=str(region.path) if region else None,
+            region_rows=region.shape.rows if region else 0,
+        )
+
+    def _judge(
+        self, spec: RequestSpec, index: int, output: RequestOutput, stay: _Stay
+    ) -> Succeeded | Errored:
+        from worker.engine.sampling import to_choice, to_prompt_logprobs
+
+        final = output.outputs[0]
+        if final.finish_reason not in _FINISHED:
+            return Errored("engine_error", f"The engine ended the request: {final.finish_reason}.")
+        choice = to_choice(final, index, spec.sampling)
+        rows = spec.prompt_tokens + len(choice.token_ids) - 1
+        if stay.ticket is not None:
+            failed = _flagged(self._tickets.flags(stay.ticket))
+            if failed is not None:
+                return failed
+        captures: tuple[CaptureRows, ...] = ()
+        if stay.region is not None:
+            read = _read_captures(spec, stay.region, rows, self._facts.dtype)
+            if isinstance(read, Errored):
+                return read
+            captures, stay.region = read, None  # the file now belongs to the outcome
+        prompt_logprobs = None
+        if spec.sampling.prompt_logprobs is not None and output.prompt_logprobs is not None:
+            prompt_logprobs = to_prompt_logprobs(
+                spec.prompt_token_ids, output.prompt_logprobs, spec.sampling.prompt_logprobs
+            )
+        return Succeeded(
+            choices=(choice,),
+            captures=captures,
+            prompt_logprobs=prompt_logprobs,
+            steered_rows=self._steered_rows(spec.interventions, choice, stay, rows),
+        )
+
+    def _steered_rows(
+        self,
+        interventions: tuple[Intervention, ...],
+        _choice: Choice,
+        stay: _Stay,
+        rows: int,
+    ) -> Mapping[int, int]:
+        """Count for each layer the rows that ran here and were steered."""
+        if stay.ticket is None or not stay.ops:
+            return {}
+        first, done = self._tickets.span(stay.ticket)
+        end = min(done, rows)
+        covered: dict[int, np.ndarray] = {}
+        for item in interventions:
+            if item.scale == 0:
+                continue
+            mask = covered.setdefault(item.layer, np.zeros(rows, dtype=bool))
+            if item.positions is not None:
+                at = np.array(item.positions)
+                mask[at[at < rows]] = True
+            elif item.spans is not None:
+                for begin, stop in item.spans:
+                    mask[begin:stop] = True
+            else:
+                mask[:] = True
+        return {layer: int(mask[first:end].sum()) for layer, mask in sorted(covered.items())}
+
+
+def _start_core(config: EngineConfig, settings: EngineSettings) -> ServedCore | InProcessCore:
+    from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+    from vllm.platforms import current_platform
+
+    from worker.engine.executor import ManyProcessExecutor, OneProcessExecutor
+    from worker.engine.scheduler import (
+        ZeroingAsyncScheduler,
+        ZeroingScheduler,
+    )
+
+    on_cpu = current_platform.is_cpu()
+    many = config.tensor_parallel_size > 1
+    arguments: dict[str, Any] = {
+        "model": str(config.model_path),
+        "served_model_name": config.model_name,
+        "dtype": config.dtype,
+        "max_model_len": config.max_model_len,
+        "max_num_seqs": config.max_num_seqs,
+        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "kv_cache_memory_bytes": config.kv_cache_bytes,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "block_size": config.block_size,
+        "enable_prefix_caching": config.prefix_caching,
+        "enforce_eager": config.mode == "eager",
+        "max_logprobs": config.max_logprobs,
+        "disable_log_stats": True,
+        "trust_remote_code": False,
+        "worker_cls": (
+            "worker.engine.cpu_worker.SteeredCPUWorker"
+            if on_cpu
+            else "worker.engine.gpu_worker.SteeredGPUWorker"
+        ),
+        "scheduler_cls": ZeroingScheduler if on_cpu else ZeroingAsyncScheduler,
+        "distributed_executor_backend": ManyProcessExecutor if many else OneProcessExecutor,
+        "additional_config": settings,
+    }
+    if config.mode not in ("eager", "compiled"):
+        msg = f"mode is {config.mode!r}; it can be 'eager' or 'compiled'"
+        raise UnsupportedEngineError(msg)
+    if config.in_process:
+        from worker.engine.in_process import InProcessCore
+
+        with _environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}):
+            return InProcessCore(EngineArgs(**arguments))
+    from worker.engine.served import ServedCore
+
+    threads = config.threads or len(os.sched_getaffinity(0))
+    with _environment({"OMP_NUM_THREADS": str(threads)}):
+        return ServedCore(AsyncEngineArgs(enable_log_requests=False, **arguments))
+
+
+@contextlib.contextmanager
+def _environment(values: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes spawned inside."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+def _captured_layers(spec: RequestSpec) -> tuple[int, ...]:
+    return tuple(sorted({layer for capture in spec.captures for layer in capture.layers}))
+
+
+def _no_layer(layer: int, n_layers: int) -> Errored:
+    return Errored(
+        "invalid_request",
+        f"There is no Layer {layer}: the model has {n_layers} layers, 0 to {n_layers - 1}.",
+    )
+
+
+def _flagged(flags: Flag) -> Errored | None:
+    for flag, (code, message) in _FLAG_ERRORS.items():
+        if flag in flags:
+            return Errored(code, message)
+    if Flag.seen not in flags:
+        return Errored("steering_failed", "The engine did not register the request.")
+    return None
+
+
+def _read_captures(
+    spec: RequestSpec, region: CaptureRegion, rows: int, dtype: str
+) -> tuple[CaptureRows, ...] | Errored:
+    if not region.complete(rows):
+        have = int(region.written.all(axis=0)[:rows].sum())
+        return Errored(
+            "activation_rows_mismatch", f"{have} of {rows} rows of activations were captured."
+        )
+    if not region.finite(rows):
+        code, message = _FLAG_ERRORS[Flag.non_finite]
+        return Errored(code, message)
+    place = {layer: index for index, layer in enumerate(_captured_layers(spec))}
+    return tuple(
+        CaptureRows(
+            name=capture.name,
+            dtype=dtype,
+            layers={layer: region.data[place[layer], :rows] for layer in capture.layers},
+            path=region.path,
+        )
+        for capture in spec.captures
+    )

@@ -1,0 +1,1 @@
+"""Getting weights onto this machine: fetch, convert to safetensors, list in models.toml."""

@@ -1,0 +1,22 @@
+"""Where fetched and converted weights are kept for every data folder of this user."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class FetchSettings(BaseSettings):
+    """What `models add` needs to know."""
+
+    model_config = SettingsConfigDict(env_prefix="TILLER_", frozen=True, extra="ignore")
+
+    cache_dir: Path = Field(
+        Path("~/.cache/tiller"), description="Weights shared by all data folders of this user."
+    )
+
+
+def load_fetch_settings(**overrides: Any) -> FetchSettings:
+    """Read the settings from the environment; `overrides` win."""
+    return FetchSettings(**overrides)

@@ -1,0 +1,404 @@
+"""Outcomes of a shard's requests, turned into its part: files in the object store, checksummed.
+
+    add (any order, any thread) -> rows wait for their turn -> files in the spool folder
+                                -> close: fsync, sha256, put -> PublishedPart
+
+Rows are written in order of request_index while the shard still runs. Captured vectors stay in
+their mapped files until then, waiting texts beyond WAITING_BYTES_MAX go to the spool, so memory
+does not grow with the shard. Nothing here is visible to a user until finish_shard names the part
+in its transaction; what was put and is never named is an orphan, deleted a day later.
+"""
+
+import logging
+import shutil
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+
+from app.jobs.records import FileKind, LeasedShard, PublishedFile, PublishedPart
+from app.kit.ids import public_id
+from app.results.activations_file import ActivationsFile, CapturedRequest, WideningBuffer
+from app.results.moments import moments_table
+from app.results.parquet_file import ParquetFile, WrittenFile
+from app.results.paths import capture_path, moments_path, results_path
+from app.results.rows import (
+    Row,
+    RowFacts,
+    RowName,
+    row_without_text,
+    rows_batch,
+    steered_positions,
+)
+from app.results.schema import (
+    MOMENTS,
+    RESIDUAL_STREAM,
+    RESULTS,
+    RESULTS_GROUP_BYTES,
+    RESULTS_GROUP_ROWS,
+    SCHEMA_VERSION,
+    results_options,
+    statistics_options,
+)
+from app.storage import ObjectStore, job_key
+from worker.engine.protocol import EngineFacts
+from worker.outcome_rows import memory_bytes, succeeded_rows
+from worker.outcomes import CaptureRows, Errored, Outcome, Succeeded, Work
+
+log = logging.getLogger(__name__)
+
+STREAMED_FILES_MAX = 4  # files written while the shard runs, x 8 MB x shards in flight
+WAITING_BYTES_MAX = 32 * 1024**2  # rows that wait in memory for an earlier request to finish
+
+
+class PartClosedError(Exception):
+    """The part was closed, abandoned or broken before; nothing can be added."""
+
+
+def job_meta(shard: LeasedShard, facts: EngineFacts) -> dict[str, str]:
+    """Give what the footer of every file of a part says about Job, model and engine."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "job_id": public_id("job", shard.job_id),
+        "lease_token": str(shard.lease_token),
+        "model": facts.model,
+        "revision": facts.revision,
+        "engine": facts.engine,
+        "engine_mode": facts.mode,
+        "source_dtype": facts.dtype,
+        "hidden_size": str(facts.hidden_size),
+        "n_layers": str(facts.n_layers),
+    }
+
+
+@dataclass(slots=True)
+class _Waiting:
+    """A finished request whose turn has not come; `spilled` holds its rows when memory is short."""
+
+    work: Work
+    outcome: Outcome
+    cancelled_as: str
+    ended_at: datetime
+    bytes: int
+    spilled: Path | None = None
+
+    def drop(self) -> None:
+        if isinstance(self.outcome, Succeeded):
+            self.outcome.release()
+        if self.spilled is not None:
+            self.spilled.unlink(missing_ok=True)
+
+
+class PartWriter:
+    """Writes one part. `add` is safe from several threads; `cut`, `close` and `abandon` end it."""
+
+    def __init__(
+        self,
+        spool_dir: Path,
+        store: ObjectStore,
+        meta: Mapping[str, str],
+        shard: LeasedShard,
+        facts: EngineFacts,
+    ) -> None:
+        """Prepare a folder of its own below `spool_dir`; `meta` goes into every footer."""
+        self._store = store
+        self._meta = meta
+        self._shard = shard
+        self._facts = RowFacts(facts.model, facts.revision, facts.dtype, facts.engine, facts.mode)
+        self._folder = spool_dir / f"part-{shard.lease_token}"
+        shutil.rmtree(self._folder, ignore_errors=True)
+        self._folder.mkdir(parents=True)
+        self._end_index = shard.end_index
+        self._next_index = shard.first_index
+        self._waiting: dict[int, _Waiting] = {}
+        self._waiting_bytes = 0
+        self._waiting_lock = threading.Lock()  # guards what waits; held for moments
+        self._files_lock = threading.Lock()  # guards the files; held while rows are written
+        self._results = ParquetFile(self._folder / "results", RESULTS, results_options(), meta)
+        self._rows: list[Row] = []
+        self._rows_bytes = 0
+        self._captures: dict[tuple[str, int], ActivationsFile] = {}
+        self._buffer = WideningBuffer()
+        self._put: list[str] = []
+        self._ended: str | None = None
+
+    def add(self, work: Work, outcome: Outcome, *, cancelled_as: str = "cancelled") -> None:
+        """Take one request's outcome; writes every row whose turn has come.
+
+        The part writer releases the outcome when its vectors are written or dropped.
+        `cancelled_as` is the status of a Cancelled outcome: cancelled, or expired. Raises
+        PartClosedError after the part ended, ValueError for a request of another range or one
+        that was added before.
+        """
+        size = memory_bytes(work, outcome)
+        item = _Waiting(work, outcome, cancelled_as, datetime.now(UTC), size)
+        try:
+            self._enqueue(item)
+        except BaseException:
+            item.drop()
+            raise
+        self._write_ready()
+
+    def cut(self, end_index: int) -> None:
+        """Let the part end before `end_index`: later requests are dropped, they will run again."""
+        with self._files_lock, self._waiting_lock:
+            if not self._shard.first_index < end_index <= self._end_index or (
+                self._next_index > end_index
+            ):
+                msg = f"cannot cut at {end_index}: rows up to {self._next_index} are written"
+                raise ValueError(msg)
+            self._end_index = end_index
+            for index in [index for index in self._waiting if index >= end_index]:
+                self._waiting.pop(index).drop()
+
+    def close(self) -> PublishedPart:
+        """Write what waits, make the files durable, put them into the store; name them.
+
+        On an error nothing is left in the spool folder, and what was put is deleted again.
+        """
+        with self._files_lock:
+            self._end("closed")
+            try:
+                for index in sorted(self._waiting):
+                    self._write(self._waiting.pop(index))
+                self._flush_results()
+                files = tuple(self._publish())
+            except BaseException:
+                self._clean_up()
+                self._unpublish()
+                raise
+            self._clean_up()
+        return PublishedPart(files)
+
+    def abandon(self) -> None:
+        """Delete everything that was written; no effect after `close`."""
+        with self._files_lock:
+            if self._ended is None:
+                self._end("abandoned")
+                self._clean_up()
+
+    def withdraw(self) -> None:
+        """Delete what `close` put into the store, after the lease turned out to be lost."""
+        self._unpublish()
+
+    def _end(self, how: str) -> None:
+        with self._waiting_lock:
+            if self._ended is not None:
+                raise PartClosedError(self._ended)
+            self._ended = how
+
+    def _write_ready(self) -> None:
+        """Write rows in order as far as they go, unless another thread is doing just that."""
+        while self._is_ready():
+            if not self._files_lock.acquire(blocking=False):
+                return
+            try:
+                while (item := self._pop_ready()) is not None:
+                    self._write(item)
+            except BaseException as error:
+                with self._waiting_lock:
+                    self._ended = f"broken: {error}"
+                self._clean_up()
+                raise
+            finally:
+                self._files_lock.release()
+
+    def _is_ready(self) -> bool:
+        with self._waiting_lock:
+            return self._ended is None and self._next_index in self._waiting
+
+    def _pop_ready(self) -> _Waiting | None:
+        with self._waiting_lock:
+            item = self._waiting.pop(self._next_index, None) if self._ended is None else None
+            if item is not None:
+                self._next_index += 1
+                self._waiting_bytes -= 0 if item.spilled else item.bytes
+            return item
+
+    def _enqueue(self, item: _Waiting) -> None:
+        index = item.work.request_index
+        with self._waiting_lock:
+            if self._ended is not None:
+                raise PartClosedError(self._ended)
+            if index in self._waiting or not self._next_index <= index < self._end_index:
+                msg = f"request {index} was added before or is not of this shard"
+                raise ValueError(msg)
+            full = self._waiting_bytes + item.bytes > WAITING_BYTES_MAX
+            if full and index != self._next_index:
+                self._spill(item)
+            else:
+                self._waiting_bytes += item.bytes
+            self._waiting[index] = item
+
+    def _spill(self, item: _Waiting) -> None:
+        """Put an item's rows into a file; what the captures need of it stays in memory."""
+        item.spilled = self._folder / f"waiting-{item.work.request_index}"
+        with pa.OSFile(str(item.spilled), "wb") as sink, pa.ipc.new_file(sink, RESULTS) as file:
+            file.write_batch(rows_batch(self._rows_of(item)))
+        if isinstance(item.outcome, Succeeded):
+            choices = tuple(
+                replace(choice, text="", token_logprobs=None, top_logprobs=None)
+                for choice in item.outcome.choices
+            )
+            item.outcome = replace(item.outcome, choices=choices, prompt_logprobs=None)
+
+    def _unspill(self, path: Path) -> list[Row]:
+        with pa.OSFile(str(path)) as source:
+            rows: list[Row] = pa.ipc.open_file(source).get_batch(0).to_pylist()
+        return rows
+
+    def _write(self, item: _Waiting) -> None:
+        try:
+            self._rows += self._unspill(item.spilled) if item.spilled else self._rows_of(item)
+            self._rows_bytes += item.bytes
+            if self._rows_bytes >= RESULTS_GROUP_BYTES or len(self._rows) >= RESULTS_GROUP_ROWS:
+                self._flush_results()
+            outcome = item.outcome
+            if isinstance(outcome, Succeeded) and outcome.captures:
+                self._write_captures(item.work, outcome, item.drop)
+            else:
+                item.drop()
+        except BaseException:
+            item.drop()
+            raise
+
+    def _flush_results(self) -> None:
+        if self._rows:
+            self._results.write(rows_batch(self._rows))
+            self._rows = []
+            self._rows_bytes = 0
+
+    def _write_captures(self, work: Work, outcome: Succeeded, drop: Callable[[], None]) -> None:
+        """Hand each layer its vectors; the outcome is dropped when the last layer wrote them."""
+        token_ids = np.asarray(
+            (*work.spec.prompt_token_ids, *outcome.choices[0].token_ids), dtype=np.int32
+        )
+        left = _Countdown(sum(len(capture.layers) for capture in outcome.captures), drop)
+        sites = {capture.name: capture.site for capture in work.spec.captures}
+        for capture in outcome.captures:
+            for layer, values in sorted(capture.layers.items()):
+                rows = len(values)
+                self._capture_file(capture, layer, values.shape[1]).add(
+                    CapturedRequest(
+                        request_index=work.request_index,
+                        custom_id=work.custom_id,
+                        prompt_tokens=work.spec.prompt_tokens,
+                        token_ids=token_ids[:rows],
+                        steered=steered_positions(work.spec, layer, sites[capture.name], rows),
+                        values=values,
+                        written=left.one_less,
+                    )
+                )
+
+    def _capture_file(self, capture: CaptureRows, layer: int, width: int) -> ActivationsFile:
+        key = (capture.name, layer)
+        if key not in self._captures:
+            footer = {
+                **self._meta,
+                "capture": capture.name,
+                "layer": str(layer),
+                "source_dtype": capture.dtype,
+                "storage_dtype": "float32",
+                "width": str(width),
+                "exact": "every float32 here is exactly the value in source_dtype",
+            }
+            self._captures[key] = ActivationsFile(
+                self._folder / f"{capture.name}-{layer}",
+                capture=capture.name,
+                layer=layer,
+                width=width,
+                footer=footer,
+                buffer=self._buffer,
+                deferred=len(self._captures) >= STREAMED_FILES_MAX,
+            )
+        return self._captures[key]
+
+    def _rows_of(self, item: _Waiting) -> list[Row]:
+        work, outcome = item.work, item.outcome
+        name = RowName(work.request_index, work.custom_id, work.spec, self._shard.attempt)
+        if isinstance(outcome, Succeeded):
+            return succeeded_rows(name, self._facts, outcome)
+        if isinstance(outcome, Errored):
+            error = (outcome.code, outcome.message)
+            return [
+                row_without_text(
+                    name, self._facts, "errored", error=error, finished_at=item.ended_at
+                )
+            ]
+        return [row_without_text(name, self._facts, item.cancelled_as, finished_at=item.ended_at)]
+
+    def _publish(self) -> list[PublishedFile]:
+        token, first = self._shard.lease_token, self._shard.first_index
+        files = [self._put_file(self._results.finish(), "results", results_path(first, token))]
+        for (capture, layer), file in sorted(self._captures.items()):
+            kind: FileKind = "activations" if capture == RESIDUAL_STREAM else "captures"
+            path = capture_path(capture, layer, first, token)
+            name = None if kind == "activations" else capture
+            files.append(self._put_file(file.finish(), kind, path, layer, name))
+        if self._captures:
+            moments = ParquetFile(
+                self._folder / "moments", MOMENTS, statistics_options(), self._meta
+            )
+            moments.write(moments_table({k: file.moments for k, file in self._captures.items()}))
+            files.append(self._put_file(moments.finish(), "moments", moments_path(first, token)))
+        return files
+
+    def _put_file(
+        self,
+        written: WrittenFile,
+        kind: FileKind,
+        path: str,
+        layer: int | None = None,
+        capture: str | None = None,
+    ) -> PublishedFile:
+        key = job_key(self._shard.job_id, path)
+        self._put.append(key)
+        self._store.take_file(written.path, key)
+        return PublishedFile(
+            path=path,
+            kind=kind,
+            layer=layer,
+            capture=capture,
+            rows=written.rows,
+            bytes=written.bytes,
+            sha256=written.sha256,
+            first_index=self._shard.first_index,
+            end_index=self._end_index,
+        )
+
+    def _unpublish(self) -> None:
+        while self._put:
+            key = self._put.pop()
+            try:
+                self._store.delete(key)
+            except Exception as error:  # noqa: BLE001 (an orphan is collected a day later)
+                log.warning("part not deleted", extra={"key": key, "error": repr(error)})
+
+    def _clean_up(self) -> None:
+        self._results.abandon()
+        for file in self._captures.values():
+            file.abandon()
+        for item in self._waiting.values():
+            item.drop()
+        self._waiting.clear()
+        self._rows.clear()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+
+class _Countdown:
+    """Calls `then` when it has been told `count` times that one is done."""
+
+    def __init__(self, count: int, then: Callable[[], None]) -> None:
+        self._count = count
+        self._then = then
+        if not count:
+            then()
+
+    def one_less(self) -> None:
+        self._count -= 1
+        if self._count == 0:
+            self._then()

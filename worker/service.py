@@ -1,0 +1,274 @@
+"""One worker process from start to end.
+
+    register -> start engine -> prove steering -> ready -> (wake-up -> drain)* -> stop
+
+Threads: the main thread belongs to Celery (solo pool), the engine's event loop has its own, the
+heartbeat has its own, and a small pool does blocking work. The engine is given by the caller
+as a function, so this module runs no matter what computes.
+"""
+
+import asyncio
+import logging
+import os
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from app.catalog import ServedModel
+from app.jobs.claims import has_claimable_work
+from app.jobs.records import LeasedShard, WorkerIdentity, WorkerStats
+from app.jobs.workers import register_worker, worker_gone, worker_proved, worker_ready
+from app.kit.db import RETRIED, Database, DatabaseUnavailableError
+from app.kit.ids import new_uuid
+from app.storage import open_store
+from worker.drain import Drain
+from worker.engine.protocol import Engine, EngineDeadError
+from worker.engine.vectors import VectorCache
+from worker.heartbeat import Heartbeat, Speedometer, resident_bytes
+from worker.part_writer import PartWriter, job_meta
+from worker.settings import WorkerSettings
+from worker.shard_run import Shop
+from worker.stopping import Stopping
+from worker.vectors import VectorShelf
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+StartEngine = Callable[[ServedModel, Path], Awaitable[Engine]]
+Prove = Callable[[Engine, VectorCache], Awaitable[object]]
+
+EXIT_ENGINE_DEAD = 70
+EXIT_CANARY_FAILED = 71
+EXIT_STUCK = 75
+
+
+class WorkerService:
+    """The parts of one worker, started and stopped together."""
+
+    def __init__(
+        self,
+        settings: WorkerSettings,
+        model: ServedModel,
+        start_engine: StartEngine,
+        prove: Prove,
+    ) -> None:
+        """Connect to Postgres and object store; the engine starts in `start`.
+
+        `prove` raises unless the engine steers as it should; at start and every hour.
+        """
+        self.settings = settings
+        self.model = model
+        self.stopping = Stopping(settings.shutdown_seconds)
+        self.worker_id = new_uuid()
+        self._start_engine = start_engine
+        self._prove_steering = prove
+        self._database = Database(settings.database_url, size_max=8)
+        self._store = open_store(settings.object_store)
+        self._speed = Speedometer()
+        self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="blocking")
+        self._loop = asyncio.new_event_loop()
+        self._engine: Engine | None = None
+        self._drain: Drain | None = None
+        self._draining = threading.Lock()
+        self._last_drain = time.monotonic()
+        self._scratch = claim_scratch(settings.scratch_dir)
+        self._heartbeat = Heartbeat(
+            self._database,
+            self.worker_id,
+            beat_seconds=settings.heartbeat_seconds,
+            lease_seconds=settings.lease_seconds,
+            stopping=self.stopping,
+            stats=self._stats,
+        )
+
+    def start(self) -> None:
+        """Register, start the engine, prove that it steers, become ready.
+
+        Raises what the engine's start raised, or SteeringProofError: the process must then end.
+        """
+        threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
+        identity = WorkerIdentity(
+            worker_id=self.worker_id,
+            model=self.model.name,
+            model_revision=self.model.revision,
+            dtype=self.model.dtype,
+            engine=None,
+            host=socket.gethostname(),
+            pid=os.getpid(),
+        )
+        self._database.run(lambda conn: register_worker(conn, identity))
+        self._heartbeat.start()
+        engine = self._call(self._start_engine(self.model, self._scratch))
+        self._engine = engine
+        self._prove()
+        identity = identity.with_engine(engine.facts.engine)
+        self._drain = self._call(self._build_drain(engine, identity))
+        self._database.run(lambda conn: worker_ready(conn, identity, mode=engine.facts.mode))
+        asyncio.run_coroutine_threadsafe(self._watch_engine(engine), self._loop)
+        threading.Thread(target=self._watchdog, name="watchdog", daemon=True).start()
+
+    def drain(self) -> None:
+        """Run everything that can be leased now; ends the process when the engine died."""
+        if self._drain is None or self.stopping.is_soft:
+            return
+        with self._draining:
+            self._last_drain = time.monotonic()
+            try:
+                self._call(self._drain.run())
+            except EngineDeadError as error:
+                log.error("engine died", exc_info=error)  # noqa: TRY400 (cause is logged)
+                self.die(EXIT_ENGINE_DEAD)
+            except (*RETRIED, DatabaseUnavailableError) as error:
+                # The reconciler wakes us again when Postgres is back.
+                log.warning("drain gave up", extra={"error": str(error)})
+            self._last_drain = time.monotonic()
+
+    def stop(self) -> None:
+        """Stop everything in order; nothing of this worker is left when it returns."""
+        self.stopping.request("stopped")
+        self._quietly(lambda: self._database.run(self._mark_gone, attempts=2))
+        if self._engine is not None:
+            engine = self._engine
+            self._quietly(lambda: self._call(engine.shutdown(), timeout=15))
+        self._heartbeat.stop()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._database.close()
+        shutil.rmtree(self._scratch, ignore_errors=True)
+
+    def die(self, code: int) -> None:
+        """End the process now with this exit code; the supervisor starts a new one."""
+        self.stopping.abort("dying")
+        self.stop()
+        logging.shutdown()
+        os._exit(code)
+
+    def poke(self) -> None:
+        """Let running shards see that a stop was asked for."""
+        if self._drain is not None:
+            self._drain.poke()
+
+    def _mark_gone(self, conn: Any) -> None:
+        worker_gone(conn, self.worker_id)
+
+    def _call(self, work: Coroutine[Any, Any, T] | Awaitable[T], timeout: float | None = None) -> T:
+        async def awaited() -> T:
+            return await work
+
+        return asyncio.run_coroutine_threadsafe(awaited(), self._loop).result(timeout)
+
+    def _quietly(self, work: Callable[[], object]) -> None:
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 (stopping goes on whatever one step says)
+            log.warning("while stopping", extra={"error": repr(error)})
+
+    async def _build_drain(self, engine: Engine, identity: WorkerIdentity) -> Drain:
+        settings, facts = self.settings, engine.facts
+        spool = self._scratch / "spool"
+
+        def open_part(shard: LeasedShard) -> PartWriter:
+            meta = job_meta(shard, facts)
+            return PartWriter(spool, self._store, meta, shard, facts)
+
+        shop = Shop(
+            database=self._database,
+            store=self._store,
+            engine=engine,
+            shelf=VectorShelf(
+                self._database,
+                VectorCache(self._scratch / "vectors"),
+                self._scratch / "vectors",
+                settings.vector_cache_bytes,
+            ),
+            room=asyncio.Semaphore(max(1, int(facts.max_num_seqs * settings.in_flight_factor))),
+            threads=self._threads,
+            speed=self._speed,
+            stopping=self.stopping,
+            open_part=open_part,
+        )
+        return Drain(
+            shop,
+            identity,
+            self._heartbeat,
+            lease_seconds=settings.lease_seconds,
+            poll_seconds=settings.claim_poll_seconds,
+            shards_max=settings.shards_in_flight_max,
+        )
+
+    def _prove(self) -> None:
+        assert self._engine is not None
+        vectors = VectorCache(self._scratch / "vectors")
+        self._call(self._prove_steering(self._engine, vectors))
+        self._note_proof("passed")
+
+    def _note_proof(self, outcome: str) -> None:
+        self._database.run(lambda conn: worker_proved(conn, self.worker_id, outcome))
+
+    async def _watch_engine(self, engine: Engine) -> None:
+        """Notice an engine that died while idle, and prove steering every hour."""
+        proved_at = time.monotonic()
+        while not self.stopping.is_soft:
+            await asyncio.sleep(1.0)
+            try:
+                await engine.check_health()
+            except EngineDeadError as error:
+                if not self._draining.locked():  # a drain reports the death itself
+                    log.error("engine died while idle", exc_info=error)  # noqa: TRY400
+                    threading.Thread(target=self.die, args=(EXIT_ENGINE_DEAD,)).start()
+                    return
+            if time.monotonic() - proved_at > self.settings.canary_seconds:
+                proved_at = time.monotonic()
+                vectors = VectorCache(self._scratch / "vectors")
+                try:
+                    await self._prove_steering(engine, vectors)
+                except Exception:
+                    log.exception("steering is no longer proven: taking no more work")
+                    await asyncio.to_thread(self._note_proof, "failed")
+                    threading.Thread(target=self.die, args=(EXIT_CANARY_FAILED,)).start()
+                    return
+                await asyncio.to_thread(self._note_proof, "passed")
+
+    def _watchdog(self) -> None:
+        """End a process that no wake-up reaches although there is work for its model."""
+        limit = self.settings.watchdog_seconds
+        while not self.stopping.wait(min(10.0, limit / 4)):
+            if self._draining.locked() or time.monotonic() - self._last_drain < limit:
+                continue
+            try:
+                waiting = self._database.run(
+                    lambda conn: has_claimable_work(conn, self.model.name), attempts=1
+                )
+            except (*RETRIED, DatabaseUnavailableError):
+                continue
+            if waiting and not self._draining.locked():
+                log.error("work is waiting and no wake-up arrives: starting anew")
+                self.die(EXIT_STUCK)
+            self._last_drain = time.monotonic()
+
+    def _stats(self) -> WorkerStats:
+        rss = resident_bytes()
+        if rss > self.settings.rss_bytes_max:
+            self.stopping.request("over its memory limit")
+        return WorkerStats(
+            rss_bytes=rss,
+            requests_running=self._drain.requests_in_flight if self._drain else 0,
+            tokens_per_second=self._speed.tokens_per_second(),
+        )
+
+
+def claim_scratch(folder: Path) -> Path:
+    """Make this process's own scratch folder, and delete those of processes that are gone."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for old in folder.glob("worker-*"):
+        pid = old.name.removeprefix("worker-")
+        if not Path("/proc", pid).exists():
+            shutil.rmtree(old, ignore_errors=True)
+    own = folder / f"worker-{os.getpid()}"
+    shutil.rmtree(own, ignore_errors=True)
+    own.mkdir()
+    return own

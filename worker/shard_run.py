@@ -1,0 +1,254 @@
+"""One leased shard on its way through the engine: start, collect, publish, finish.
+
+    load work -> run requests (in index order, as the engine has room) -> part files
+              -> one fenced transaction: states, charges, part
+
+Every request gets exactly one outcome. What was not started when the worker stops or the Job is
+paused goes back to Postgres as a pending shard; what was running when a Job is cancelled is
+aborted and becomes cancelled. A run whose lease was lost leaves nothing behind.
+"""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import TypeVar
+
+from app.completions.spec import spec_from_json
+from app.jobs.claims import finish_shard, load_work, split_off
+from app.jobs.records import LeasedShard, RequestResult
+from app.jobs.states import RequestState
+from app.kit.db import Database
+from app.results.finalize import finalize_job
+from app.steering.salt import salt_for
+from app.storage import ObjectStore
+from worker.engine.protocol import Engine, EngineDeadError
+from worker.failpoints import failpoint
+from worker.heartbeat import LeaseWatch, Speedometer
+from worker.outcomes import Cancelled, Errored, Outcome, Succeeded, Work
+from worker.part_writer import PartWriter
+from worker.stopping import Stopping
+from worker.vectors import VectorShelf, vector_ids
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class Shop:
+    """What all shard runs of a worker share."""
+
+    database: Database
+    store: ObjectStore
+    engine: Engine
+    shelf: VectorShelf
+    room: asyncio.Semaphore  # requests that the engine may hold at once
+    threads: Executor
+    speed: Speedometer
+    stopping: Stopping
+    open_part: Callable[[LeasedShard], PartWriter]
+
+    async def call(self, work: Callable[[], T]) -> T:
+        """Run blocking work (Postgres, files) off the engine's event loop."""
+        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+
+
+class ShardRun:
+    """Runs one shard; `wakeup` is set whenever the heartbeat learned something about its lease."""
+
+    def __init__(self, shop: Shop, shard: LeasedShard) -> None:
+        """Prepare; nothing happens before `run`."""
+        self.shop = shop
+        self.shard = shard
+        self._loop = asyncio.get_running_loop()
+        self._wakeup = asyncio.Event()
+        self.watch = LeaseWatch(shard.lease_token, self._changed)
+        self._running: dict[int, asyncio.Task[Outcome]] = {}
+        self._results: dict[int, RequestResult] = {}
+        self._broken: BaseException | None = None
+
+    def _changed(self) -> None:
+        self._loop.call_soon_threadsafe(self._wakeup.set)
+
+    def poke(self) -> None:
+        """Look again at the stop events and at the lease; callable from any thread."""
+        self._changed()
+
+    @property
+    def in_flight(self) -> int:
+        """How many requests of this shard the engine has now."""
+        return sum(not task.done() for task in self._running.values())
+
+    async def run(self) -> None:
+        """Run the shard to its end, whatever that is. Raises EngineDeadError when the engine died.
+
+        The lease is then still held: the caller reports the death for all shards at once.
+        """
+        rows = await self.shop.call(
+            lambda: self.shop.database.run(lambda conn: load_work(conn, self.shard))
+        )
+        failpoint("after_claim")
+        work = [Work(row.request_index, row.custom_id, spec_from_json(row.spec)) for row in rows]
+        ids = vector_ids(item.spec for item in work)
+        await self.shop.call(lambda: self.shop.shelf.take(self.shard.account_id, ids))
+        writer = self.shop.open_part(self.shard)
+        try:
+            await self._run_all(work, writer)
+            failpoint("after_engine")
+            if self.watch.lost:
+                log.warning("lease lost", extra={"lease_token": self.shard.lease_token})
+                return
+            await self._publish(work, writer)
+        finally:
+            await self.shop.call(writer.abandon)  # no effect after close
+            self.shop.shelf.give_back(ids)
+
+    async def _run_all(self, work: list[Work], writer: PartWriter) -> None:
+        """Start requests in order as the engine has room; return when all that started ended."""
+        watcher = asyncio.create_task(self._obey())
+        try:
+            for item in work:
+                await self.shop.room.acquire()
+                if self._may_start():
+                    task = asyncio.create_task(self._run_one(item, writer))
+                    self._running[item.request_index] = task
+                    task.add_done_callback(lambda _: self.shop.room.release())
+                else:
+                    self.shop.room.release()
+                    break
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
+        finally:
+            watcher.cancel()
+            for task in self._running.values():
+                task.cancel()
+        if self._broken is not None:
+            raise self._broken
+
+    def _may_start(self) -> bool:
+        watch = self.watch
+        stop = self.shop.stopping.is_soft or watch.lost or watch.cancel or watch.pause
+        return not stop and self._broken is None
+
+    async def _obey(self) -> None:
+        """Abort running requests when the lease is lost, the Job cancelled or time is over."""
+        while True:
+            await self._wakeup.wait()
+            self._wakeup.clear()
+            if self.watch.lost or self.watch.cancel or self.shop.stopping.is_hard:
+                for task in self._running.values():
+                    task.cancel()
+
+    async def _run_one(self, item: Work, writer: PartWriter) -> Outcome:
+        key = f"{self.shard.lease_token}.{item.request_index}"
+        salt = salt_for(self.shard.account_id, item.spec)
+        try:
+            outcome = await self.shop.engine.run(key, item.spec, salt=salt)
+        except asyncio.CancelledError:
+            outcome = Cancelled()
+        except EngineDeadError as error:
+            self._break(error)
+            raise
+        if isinstance(outcome, Succeeded):
+            self.shop.speed.add(outcome.completion_tokens)
+        if isinstance(outcome, Cancelled) and not self.watch.cancel:
+            return outcome  # given up, not cancelled: it will run again
+        try:
+            await self.shop.call(lambda: self._add(writer, item, outcome))
+        except Exception as error:
+            self._break(error)
+            raise
+        self._results[item.request_index] = as_result(item, outcome)
+        return outcome
+
+    def _add(self, writer: PartWriter, item: Work, outcome: Outcome) -> None:
+        writer.add(item, outcome, cancelled_as="expired" if self.watch.expired else "cancelled")
+
+    def _break(self, error: BaseException) -> None:
+        """Remember the first failure that ends this shard, and stop everything else in it."""
+        if self._broken is None:
+            self._broken = error
+            for task in self._running.values():
+                if task is not asyncio.current_task():
+                    task.cancel()
+
+    async def _publish(self, work: list[Work], writer: PartWriter) -> None:
+        if self.watch.cancel:
+            await self.shop.call(lambda: self._cancel_rest(work, writer))
+        keep = self._whole_prefix(work)
+        shard = self.shard
+        if keep < len(work):
+            split_at = work[keep].request_index
+            head = await self._split_off(split_at)
+            if head is None:
+                return  # all of it is pending again, or the lease is lost
+            shard = head
+            await self.shop.call(lambda: writer.cut(split_at))
+        results = [self._results[item.request_index] for item in work[:keep]]
+        await self._finish(shard, results, writer)
+
+    async def _split_off(self, from_index: int) -> LeasedShard | None:
+        return await self.shop.call(
+            lambda: self.shop.database.run(lambda conn: split_off(conn, self.shard, from_index))
+        )
+
+    def _cancel_rest(self, work: list[Work], writer: PartWriter) -> None:
+        """Give what never started its outcome: the rest of a stopped Job's shard ends here."""
+        for item in work:
+            if item.request_index not in self._results:
+                self._add(writer, item, Cancelled())
+                self._results[item.request_index] = as_result(item, Cancelled())
+
+    def _whole_prefix(self, work: list[Work]) -> int:
+        """Count the requests from the start of the shard that all have an outcome."""
+        for position, item in enumerate(work):
+            if item.request_index not in self._results:
+                return position
+        return len(work)
+
+    async def _finish(
+        self, shard: LeasedShard, results: list[RequestResult], writer: PartWriter
+    ) -> None:
+        part = await self.shop.call(writer.close)
+        failpoint("part_published")
+        database = self.shop.database
+        landed = await self.shop.call(
+            lambda: database.run(lambda conn: finish_shard(conn, shard, results, part))
+        )
+        failpoint("after_finish")
+        if not landed:
+            log.warning("fenced off", extra={"lease_token": shard.lease_token})
+            await self.shop.call(writer.withdraw)
+            return
+        await self.shop.call(lambda: finalize_job(database, self.shop.store, shard.job_id))
+
+
+def as_result(item: Work, outcome: Outcome) -> RequestResult:
+    """Say what a request's outcome means for its row and its Hold."""
+    if isinstance(outcome, Succeeded):
+        return RequestResult(
+            request_index=item.request_index,
+            state=RequestState.succeeded,
+            completion_tokens=outcome.completion_tokens,
+        )
+    if isinstance(outcome, Errored):
+        return RequestResult(
+            request_index=item.request_index,
+            state=RequestState.errored,
+            error_code=outcome.code,
+            error_message=outcome.message,
+        )
+    return RequestResult(request_index=item.request_index, state=RequestState.cancelled)
+
+
+async def finish_as_errored(shop: Shop, shard: LeasedShard, error: Errored) -> None:
+    """Publish a shard whose one request killed the engine, alone, for the third time."""
+    run = ShardRun(shop, shard)
+    rows = await shop.call(lambda: shop.database.run(lambda conn: load_work(conn, shard)))
+    writer = shop.open_part(shard)
+    results = []
+    for row in rows:
+        item = Work(row.request_index, row.custom_id, spec_from_json(row.spec))
+        writer.add(item, error)
+        results.append(as_result(item, error))
+    await run._finish(shard, results, writer)  # noqa: SLF001 (same module)

@@ -1,0 +1,261 @@
+"""The steering core of one engine process: who is in, what this step does, what went wrong.
+
+    admit -> (prepare -> layer, layer, ... -> finish) per step -> dismiss
+
+No method raises into the forward pass. What fails is flagged on the status board for the request
+that it belongs to; its rows then run unsteered and the front turns the flag into an error.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from worker.steering.bank import UnknownVectorError, VectorBank
+from worker.steering.board import Flag, StatusBoard
+from worker.steering.carrier import unpack
+from worker.steering.layer import apply_layer
+from worker.steering.plan import Run, Shape, StepPlan, Tenant, build_plan
+from worker.steering.program import build_program, drop_program
+from worker.steering.region import CaptureRegion, RegionShape
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    import numpy.typing as npt
+
+_log = logging.getLogger(__name__)
+# A request may bring 2,097,152 numbers; this many rows hold 1 GiB at most.
+_BANK_BYTES = 1 << 30
+
+
+class SteeringCore:
+    """Steers and captures for all requests of one engine process (one rank)."""
+
+    def __init__(self, *, shape: Shape, board: StatusBoard, vectors: Path, rank: int = 0) -> None:
+        """`vectors` is the folder of stored vectors: <id>.npy, float32 [rows, width]."""
+        self._shape = shape
+        self._board = board
+        self._rank = rank
+        self._vectors = vectors
+        rows_max = max(_BANK_BYTES // (4 * shape.width), 1)
+        self._bank = VectorBank(shape.width, rows_max, self._load, shape.device)
+        self._tenants: dict[str, Tenant] = {}
+        self._plan: StepPlan | None = None
+        self._runs: Sequence[Run] = ()
+        self._active = False
+
+    @property
+    def tenants(self) -> int:
+        """How many requests are inside."""
+        return len(self._tenants)
+
+    def admit(self, request_id: str, carried: dict[str, Any]) -> None:
+        """Take a request in; a defect of it is flagged, never raised."""
+        if request_id in self._tenants:
+            return
+        ticket = carried.get("ticket")
+        if not isinstance(ticket, int):
+            _log.error("request %s carries no ticket", request_id)
+            return
+        self._board.reset(ticket, self._rank, Flag.seen)
+        tenant = Tenant(ticket=ticket)
+        self._tenants[request_id] = tenant
+        try:
+            self._settle_in(tenant, carried)
+        except UnknownVectorError:
+            self._flag(tenant, Flag.unknown_vector)
+        except Exception:
+            _log.exception("request %s cannot be steered", request_id)
+            self._flag(tenant, Flag.plan_failed)
+
+    def dismiss(self, request_ids: Iterable[str]) -> None:
+        """Forget requests that have finished or were aborted."""
+        for request_id in request_ids:
+            tenant = self._tenants.pop(request_id, None)
+            if tenant is not None:
+                self._empty(tenant)
+
+    def prepare(
+        self,
+        request_ids: Sequence[str],
+        counts: npt.NDArray[np.int32],
+        starts: npt.NDArray[np.int32],
+    ) -> None:
+        """Plan the step about to run: request i has `counts[i]` rows from position `starts[i]`."""
+        self._active = False
+        if not self._tenants:
+            self._runs = ()
+            return
+        runs, row = [], 0
+        listed = zip(request_ids, counts.tolist(), starts.tolist(), strict=True)
+        for index, (request_id, count, start) in enumerate(listed):
+            tenant = self._tenants.get(request_id)
+            if tenant is not None and count:
+                runs.append(Run(tenant, index, row, count, start))
+            row += count
+        self._runs = runs
+        if not runs:
+            return
+        if self._plan is None or not self._plan.fits(runs):
+            self._plan = self._build(runs, row)
+        self._active = self._plan is not None
+
+    def layer(self, layer: int, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> None:
+        """Do a layer's work in the step that was prepared; nothing outside of such a step."""
+        if not self._active:
+            return
+        plan = self._plan
+        assert plan is not None
+        if plan.steer[layer] is None and not plan.capture[layer]:
+            return
+        try:
+            apply_layer(plan, layer, hidden, residual, self._bank.table)
+        except Exception:
+            _log.exception("steering failed at Layer %d", layer)
+            self._active = False
+            self._plan = None
+            for run in self._runs:
+                self._flag(run.tenant, Flag.plan_failed)
+
+    def finish(self) -> None:
+        """End the step: captured rows to their regions, misfits and progress to the board."""
+        active, self._active = self._active, False
+        if not self._runs:
+            return
+        if active and self._plan is not None:
+            self._report_misfits(self._plan)
+            for group in self._plan.groups:
+                rows = _as_stored(group.buffer)
+                for member in group.members:
+                    self._store(self._runs[member.run], rows, member.offset, member.layers)
+        columns = np.array(
+            [(run.tenant.ticket, run.position, run.position + run.count) for run in self._runs],
+            dtype=np.int64,
+        )
+        self._board.advance(self._rank, columns[:, 0], columns[:, 1], columns[:, 2])
+
+    def abandon_step(self) -> None:
+        """Drop the step's plan after a defect of our own; its requests are flagged."""
+        self._active = False
+        self._plan = None
+        for run in self._runs:
+            self._flag(run.tenant, Flag.plan_failed)
+        self._runs = ()
+
+    def check_outputs(self, last_hidden: torch.Tensor) -> None:
+        """Flag the requests of this step whose final rows are not finite.
+
+        `last_hidden` is [requests of the batch, width], what the logits are made of.
+        """
+        if not self._runs:
+            return
+        index = torch.tensor([run.index for run in self._runs], device=last_hidden.device)
+        peak = torch.linalg.vector_norm(last_hidden.index_select(0, index), ord=torch.inf, dim=-1)
+        fit = (peak <= torch.finfo(last_hidden.dtype).max).tolist()
+        for run, fine in zip(self._runs, fit, strict=True):
+            if not fine:
+                self._flag(run.tenant, Flag.non_finite, keep=True)
+
+    def _settle_in(self, tenant: Tenant, carried: dict[str, Any]) -> None:
+        carrier = unpack(carried)
+        if carrier.ops:
+            tenant.program = build_program(carrier.ops, self._bank, self._shape.n_layers)
+        if carrier.region is not None:
+            layers = carrier.capture_layers
+            if not all(0 <= layer < self._shape.n_layers for layer in layers):
+                msg = f"layers {layers} are not all in a model of {self._shape.n_layers}"
+                raise ValueError(msg)
+            tenant.region = CaptureRegion(
+                Path(carrier.region),
+                RegionShape(
+                    layers=len(layers),
+                    rows=carrier.region_rows,
+                    width=self._shape.width,
+                    dtype=str(self._shape.dtype).removeprefix("torch."),
+                ),
+            )
+            tenant.capture_layers = layers
+
+    def _build(self, runs: Sequence[Run], rows: int) -> StepPlan | None:
+        try:
+            return build_plan(runs, rows, self._shape, self._bank)
+        except Exception:
+            _log.exception("the plan of a step failed")
+        # Find the culprits one by one; the others get their plan.
+        for run in runs:
+            try:
+                build_plan([run], rows, self._shape, self._bank)
+            except Exception:
+                self._flag(run.tenant, Flag.plan_failed)
+        try:
+            return build_plan(runs, rows, self._shape, self._bank)
+        except Exception:
+            for run in runs:
+                self._flag(run.tenant, Flag.plan_failed)
+        return None
+
+    def _report_misfits(self, plan: StepPlan) -> None:
+        unfit = plan.unfit.cpu().numpy()
+        if not unfit.any():
+            return
+        for run in self._runs:
+            if unfit[run.row : run.row + run.count].any():
+                self._flag(run.tenant, Flag.non_finite, keep=True)
+        plan.unfit.zero_()
+
+    def _store(
+        self,
+        run: Run,
+        rows: npt.NDArray[np.generic],
+        offset: int,
+        layers: slice | list[int],
+    ) -> None:
+        region = run.tenant.region
+        if region is None:
+            return
+        try:
+            end = min(run.position + run.count, region.shape.rows)
+            count = end - run.position
+            if count > 0:
+                region.data[:, run.position : end] = rows[layers, offset : offset + count]
+                region.written[:, run.position : end] = 1
+        except Exception:
+            _log.exception("captured rows could not be stored")
+            self._flag(run.tenant, Flag.plan_failed)
+
+    def _flag(self, tenant: Tenant, flag: Flag, *, keep: bool = False) -> None:
+        """Flag a request; unless `keep`, it also leaves all further plans."""
+        self._board.flags[self._rank, tenant.ticket] |= int(flag)
+        if not keep:
+            self._empty(tenant)
+
+    def _empty(self, tenant: Tenant) -> None:
+        if tenant.program is not None:
+            drop_program(tenant.program, self._bank)
+        tenant.program = None
+        tenant.region = None
+        tenant.capture_layers = ()
+        # A cached plan may still name this tenant.
+        if self._plan is not None and any(run.tenant is tenant for run in self._plan.runs):
+            self._plan = None
+
+    def _load(self, vector: str) -> npt.NDArray[np.float32]:
+        try:
+            stored = np.lib.format.open_memmap(self._vectors / f"{vector}.npy", mode="r")
+        except FileNotFoundError as error:
+            raise UnknownVectorError(vector) from error
+        matrix: npt.NDArray[np.float32] = stored.reshape(1, -1) if stored.ndim == 1 else stored
+        return matrix
+
+
+def _as_stored(buffer: torch.Tensor) -> npt.NDArray[np.generic]:
+    rows = buffer.cpu()
+    if rows.dtype in (torch.bfloat16, torch.float16):
+        rows = rows.view(torch.uint16)
+    stored: npt.NDArray[np.generic] = rows.numpy()
+    return stored
