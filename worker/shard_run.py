@@ -21,7 +21,7 @@ from app.jobs.records import LeasedShard, RequestResult
 from app.jobs.states import RequestState
 from app.kit.db import Database
 from app.results.finalize import finalize_job
-from app.steering.salt import salt_for
+from app.completions.salt import salt_for
 from app.storage import ObjectStore
 from worker.engine.protocol import Engine, EngineDeadError
 from worker.failpoints import failpoint

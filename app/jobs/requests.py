@@ -7,6 +7,7 @@ holds it is leased.
 from typing import Any
 from uuid import UUID
 
+from app.jobs.states import RequestState
 from app.kit.db import Conn
 from app.kit.ids import public_id
 
@@ -36,6 +37,7 @@ def list_requests(
                 AND holds.request_index = r.request_index AND holds.version = r.version
             WHERE r.job_id = %(job_id)s AND r.request_index > %(after)s
                 AND (%(custom_id)s::text IS NULL OR r.custom_id = %(custom_id)s)
+                AND (%(stored)s::text IS NULL OR r.state = %(stored)s)
         ) AS seen
         WHERE %(state)s::text IS NULL OR state = %(state)s
         ORDER BY request_index LIMIT %(limit)s
@@ -44,6 +46,7 @@ def list_requests(
             "job_id": job_id,
             "after": after,
             "state": state,
+            "stored": RequestState.pending if state == RequestState.running else state,
             "custom_id": custom_id,
             "limit": limit + 1,
         },

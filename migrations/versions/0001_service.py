@@ -156,6 +156,8 @@ CREATE TABLE requests (
 );
 CREATE UNIQUE INDEX uq_requests_custom_id ON requests (job_id, custom_id)
     WHERE custom_id IS NOT NULL;
+CREATE INDEX ix_requests_errored ON requests (job_id, request_index)
+    WHERE error_code IS NOT NULL;
 """
 
 LEDGER = """

@@ -12,7 +12,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("jobs",),
     ("results",),
     ("files", "batches", "webhooks", "experiments", "reconcile", "admin"),
-    ("main",),
+    ("main", "health"),
     ("stack",),
     ("__main__",),
 )
