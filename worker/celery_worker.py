@@ -60,7 +60,7 @@ def _follow_stop(service: WorkerService) -> None:
     """Pass every reason to stop (drain, memory, SIGTERM) on to Celery and to running shards."""
 
     def follow() -> None:
-        service.stopping.wait(float("inf"))
+        service.stopping.wait()
         log.warning("stopping", extra={"reason": service.stopping.reason})
         service.poke()
         celery_state.should_stop = 0

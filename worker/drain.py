@@ -1,16 +1,16 @@
 """Drain: lease shards and run them until nothing is left to lease.
 
-Several shards stream through one engine at once, so a new one is leased before the last one
-empties and the batch never runs dry. A shard during which an engine died before runs alone: if
-the engine dies again, the culprit is known.
+Several shards stream through one engine at once: as soon as the engine has all requests of one,
+the next is leased, so the batch never runs dry and at most one leased shard waits. A shard
+during which an engine died before runs alone: if the engine dies again, the culprit is known.
 """
 
 import asyncio
 import logging
 
-from app.jobs.claims import claim_shards, report_engine_death
+from app.jobs.claims import claim_shards, give_back_shard, report_engine_death
 from app.jobs.records import LeasedShard, WorkerIdentity
-from app.kit.db import Conn
+from app.kit.db import ATTEMPTS_MAX, RETRIED, Conn, DatabaseUnavailableError
 from worker.engine.protocol import EngineDeadError
 from worker.heartbeat import Heartbeat
 from worker.outcomes import Errored
@@ -49,16 +49,31 @@ class Drain:
         self._suspects: list[ShardRun] = []  # leased; each runs with nothing beside it
 
     async def run(self) -> None:
-        """Lease and run until nothing can be leased. Raises EngineDeadError after reporting it."""
+        """Lease and run until nothing can be leased. Raises EngineDeadError after reporting it.
+
+        Whatever it raises, nothing is left running and no lease is kept alive any more.
+        """
         try:
-            while True:
-                await self._fill()
-                if not self._active:
-                    return
+            while await self._go_on():
                 await self._wait()
         except EngineDeadError:
             await self._report_death()
             raise
+        except BaseException:
+            await self._abandon()
+            raise
+        finally:
+            await self._return_suspects()
+
+    async def _go_on(self) -> bool:
+        """Lease more if there is more; False when nothing runs."""
+        try:
+            await self._fill()
+        except (*RETRIED, DatabaseUnavailableError) as error:
+            if not self._active:
+                raise
+            log.warning("cannot lease now", extra={"error": str(error)})
+        return bool(self._active)
 
     @property
     def requests_in_flight(self) -> int:
@@ -76,7 +91,7 @@ class Drain:
                 if not self._active:
                     self._start(self._suspects.pop())
                 return
-            shards = await self.shop.call(lambda: self.shop.database.run(self._claim_one))
+            shards = await self.shop.call(self._claim)
             if not shards:
                 return
             run = ShardRun(self.shop, shards[0])
@@ -89,10 +104,12 @@ class Drain:
     def _may_lease(self) -> bool:
         if self.shop.stopping.is_soft or len(self._active) >= self._shards_max:
             return False
-        if any(run.shard.run_alone for run in self._active.values()):
-            return False
-        # While requests wait for room, the engine has enough to do until the next look.
-        return not self.shop.room.locked()
+        return all(run.fed.is_set() and not run.shard.run_alone for run in self._active.values())
+
+    def _claim(self) -> list[LeasedShard]:
+        # While shards run they must be looked after, and the next look is soon.
+        attempts = 1 if self._active else ATTEMPTS_MAX
+        return self.shop.database.run(self._claim_one, attempts=attempts)
 
     def _claim_one(self, conn: Conn) -> list[LeasedShard]:
         return claim_shards(conn, self._identity, lease_seconds=self._lease_seconds, shards_max=1)
@@ -101,17 +118,26 @@ class Drain:
         self._active[asyncio.create_task(run.run())] = run
 
     async def _wait(self) -> None:
-        done, _ = await asyncio.wait(
-            self._active, timeout=self._poll_seconds, return_when=asyncio.FIRST_COMPLETED
+        fed = [
+            asyncio.create_task(run.fed.wait())
+            for run in self._active.values()
+            if not run.fed.is_set()
+        ]
+        ended, _ = await asyncio.wait(
+            [*self._active, *fed],
+            timeout=self._poll_seconds,
+            return_when=asyncio.FIRST_COMPLETED,
         )
+        for waiting in fed:
+            waiting.cancel()
+        done = [task for task in self._active if task in ended]
         if self.shop.stopping.is_soft:
             self.poke()
         deaths = [task for task in done if isinstance(task.exception(), EngineDeadError)]
         for task in done:
             if task in deaths:
                 continue  # stays in _active, to be reported with all the others
-            run = self._active.pop(task)
-            self._heartbeat.forget(run.watch)
+            run = self._drop(task)
             if (error := task.exception()) is not None:
                 # The lease runs out and the shard comes back, split. Nothing was published.
                 log.error("shard failed", exc_info=error, extra={"job_id": run.shard.job_id.hex})
@@ -124,11 +150,38 @@ class Drain:
         for task, run in list(self._active.items()):
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
-            if await self._is_to_blame(run.shard, alone=alone):
-                await finish_as_errored(self.shop, run.shard, ENGINE_DIED)
+            try:
+                if await self._is_to_blame(run.shard, alone=alone):
+                    await finish_as_errored(self.shop, run.shard, ENGINE_DIED)
+            except (*RETRIED, DatabaseUnavailableError) as error:
+                # The lease runs out, and the shard comes back split, only not as a suspect.
+                log.warning("engine death not reported", extra={"error": str(error)})
+            self._drop(task)
+
+    async def _abandon(self) -> None:
+        """Stop every running shard; their leases run out."""
+        for task in list(self._active):
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self._drop(task)
+
+    async def _return_suspects(self) -> None:
+        """Give leased shards back that wait for the engine to be theirs alone."""
+        while self._suspects:
+            run = self._suspects.pop()
+            try:
+                await self.shop.call(lambda: self._give_back(run.shard))  # noqa: B023 (awaited)
+            except (*RETRIED, DatabaseUnavailableError) as error:
+                log.warning("shard not given back", extra={"error": str(error)})
             self._heartbeat.forget(run.watch)
-        for run in self._suspects:
-            self._heartbeat.forget(run.watch)
+
+    def _give_back(self, shard: LeasedShard) -> bool:
+        return self.shop.database.run(lambda conn: give_back_shard(conn, shard))
+
+    def _drop(self, task: "asyncio.Task[None]") -> ShardRun:
+        run = self._active.pop(task)
+        self._heartbeat.forget(run.watch)
+        return run
 
     async def _is_to_blame(self, shard: LeasedShard, *, alone: bool) -> bool:
         return await self.shop.call(

@@ -1,16 +1,21 @@
-"""Named places where a fault run may make this process die, as kill -9 would.
+"""Named places where a fault run may make this process die, as kill -9 would, or stand still.
 
-A point is armed by TILLER_FAILPOINT=name in the environment of a worker that the fault tests
-start; without it a point costs one comparison.
+A point is armed by TILLER_FAILPOINT=name (die) or name:stop (SIGSTOP to itself, every time) in
+the environment of a worker that the fault tests start; without it a point costs one comparison.
 """
 
 import os
+import signal
 
-_ARMED = os.environ.get("TILLER_FAILPOINT")
+_ARMED, _, _HOW = os.environ.get("TILLER_FAILPOINT", "").partition(":")
 KILLED = 137
 
 
 def failpoint(name: str) -> None:
-    """End the process here, without any cleaning up, if this point is armed."""
-    if name == _ARMED:
+    """End or stop the process here, without any cleaning up, if this point is armed."""
+    if name != _ARMED:
+        return
+    if _HOW == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    else:
         os._exit(KILLED)

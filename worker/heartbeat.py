@@ -101,6 +101,9 @@ class Heartbeat:
             except (*RETRIED, DatabaseUnavailableError) as error:
                 # Postgres is away. Running requests go on: the fence decides when it is back.
                 log.warning("heartbeat failed", extra={"error": str(error)})
+            except Exception:
+                # A thread that ended here would let every lease run out without anybody knowing.
+                log.exception("heartbeat failed")
 
     def _beat(self) -> None:
         with self._lock:

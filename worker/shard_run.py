@@ -13,17 +13,17 @@ import logging
 from collections.abc import Callable
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
+from app.completions.salt import salt_for
 from app.completions.spec import spec_from_json
 from app.jobs.claims import finish_shard, load_work, split_off
 from app.jobs.records import LeasedShard, RequestResult
 from app.jobs.states import RequestState
 from app.kit.db import Database
 from app.results.finalize import finalize_job
-from app.completions.salt import salt_for
 from app.storage import ObjectStore
-from worker.engine.protocol import Engine, EngineDeadError
+from worker.engine.protocol import Engine, EngineRequestError
 from worker.failpoints import failpoint
 from worker.heartbeat import LeaseWatch, Speedometer
 from worker.outcomes import Cancelled, Errored, Outcome, Succeeded, Work
@@ -64,7 +64,9 @@ class ShardRun:
         self._loop = asyncio.get_running_loop()
         self._wakeup = asyncio.Event()
         self.watch = LeaseWatch(shard.lease_token, self._changed)
+        self.fed = asyncio.Event()  # set once the engine has all of it, or will get no more
         self._running: dict[int, asyncio.Task[Outcome]] = {}
+        self._in_engine: set[asyncio.Task[Outcome]] = set()  # those that may still be aborted
         self._results: dict[int, RequestResult] = {}
         self._broken: BaseException | None = None
 
@@ -78,20 +80,26 @@ class ShardRun:
     @property
     def in_flight(self) -> int:
         """How many requests of this shard the engine has now."""
-        return sum(not task.done() for task in self._running.values())
+        return len(self._in_engine)
 
     async def run(self) -> None:
         """Run the shard to its end, whatever that is. Raises EngineDeadError when the engine died.
 
         The lease is then still held: the caller reports the death for all shards at once.
         """
-        rows = await self.shop.call(
-            lambda: self.shop.database.run(lambda conn: load_work(conn, self.shard))
-        )
-        failpoint("after_claim")
-        work = [Work(row.request_index, row.custom_id, spec_from_json(row.spec)) for row in rows]
-        ids = vector_ids(item.spec for item in work)
-        await self.shop.call(lambda: self.shop.shelf.take(self.shard.account_id, ids))
+        try:
+            work = await self.shop.call(lambda: read_work(self.shop.database, self.shard))
+            failpoint("after_claim")
+            ids = vector_ids(item.spec for item in work)
+            try:
+                await self.shop.call(lambda: self.shop.shelf.take(self.shard.account_id, ids))
+                await self._run_and_publish(work)
+            finally:
+                await self.shop.call(lambda: self.shop.shelf.give_back(ids))
+        finally:
+            self.fed.set()
+
+    async def _run_and_publish(self, work: list[Work]) -> None:
         writer = self.shop.open_part(self.shard)
         try:
             await self._run_all(work, writer)
@@ -102,7 +110,6 @@ class ShardRun:
             await self._publish(work, writer)
         finally:
             await self.shop.call(writer.abandon)  # no effect after close
-            self.shop.shelf.give_back(ids)
 
     async def _run_all(self, work: list[Work], writer: PartWriter) -> None:
         """Start requests in order as the engine has room; return when all that started ended."""
@@ -113,17 +120,28 @@ class ShardRun:
                 if self._may_start():
                     task = asyncio.create_task(self._run_one(item, writer))
                     self._running[item.request_index] = task
-                    task.add_done_callback(lambda _: self.shop.room.release())
+                    self._in_engine.add(task)
+                    task.add_done_callback(self._leave)
                 else:
                     self.shop.room.release()
                     break
+            self.fed.set()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
         finally:
             watcher.cancel()
-            for task in self._running.values():
-                task.cancel()
+            self._abort()
+            await asyncio.gather(*self._running.values(), return_exceptions=True)
         if self._broken is not None:
             raise self._broken
+
+    def _leave(self, task: asyncio.Task[Outcome]) -> None:
+        self._in_engine.discard(task)
+        self.shop.room.release()
+
+    def _abort(self) -> None:
+        """Abort what the engine has; an outcome that it gave already is kept."""
+        for task in list(self._in_engine):
+            task.cancel()
 
     def _may_start(self) -> bool:
         watch = self.watch
@@ -136,19 +154,13 @@ class ShardRun:
             await self._wakeup.wait()
             self._wakeup.clear()
             if self.watch.lost or self.watch.cancel or self.shop.stopping.is_hard:
-                for task in self._running.values():
-                    task.cancel()
+                self._abort()
 
     async def _run_one(self, item: Work, writer: PartWriter) -> Outcome:
-        key = f"{self.shard.lease_token}.{item.request_index}"
-        salt = salt_for(self.shard.account_id, item.spec)
-        try:
-            outcome = await self.shop.engine.run(key, item.spec, salt=salt)
-        except asyncio.CancelledError:
-            outcome = Cancelled()
-        except EngineDeadError as error:
-            self._break(error)
-            raise
+        outcome = await self._ask_engine(item)
+        # From here on nothing cancels this task but the end of the whole run: an outcome that is
+        # on its way into the part must not be given a second one.
+        self._in_engine.discard(cast("asyncio.Task[Outcome]", asyncio.current_task()))
         if isinstance(outcome, Succeeded):
             self.shop.speed.add(outcome.completion_tokens)
         if isinstance(outcome, Cancelled) and not self.watch.cancel:
@@ -161,6 +173,19 @@ class ShardRun:
         self._results[item.request_index] = as_result(item, outcome)
         return outcome
 
+    async def _ask_engine(self, item: Work) -> Outcome:
+        key = f"{self.shard.lease_token}.{item.request_index}"
+        try:
+            salt = salt_for(self.shard.account_id, item.spec)
+            return await self.shop.engine.run(key, item.spec, salt=salt)
+        except asyncio.CancelledError:
+            return Cancelled()
+        except EngineRequestError as error:
+            return Errored(error.code, str(error))
+        except Exception as error:
+            self._break(error)
+            raise
+
     def _add(self, writer: PartWriter, item: Work, outcome: Outcome) -> None:
         writer.add(item, outcome, cancelled_as="expired" if self.watch.expired else "cancelled")
 
@@ -168,9 +193,8 @@ class ShardRun:
         """Remember the first failure that ends this shard, and stop everything else in it."""
         if self._broken is None:
             self._broken = error
-            for task in self._running.values():
-                if task is not asyncio.current_task():
-                    task.cancel()
+            self._in_engine.discard(cast("asyncio.Task[Outcome]", asyncio.current_task()))
+            self._abort()
 
     async def _publish(self, work: list[Work], writer: PartWriter) -> None:
         if self.watch.cancel:
@@ -223,6 +247,12 @@ class ShardRun:
         await self.shop.call(lambda: finalize_job(database, self.shop.store, shard.job_id))
 
 
+def read_work(database: Database, shard: LeasedShard) -> list[Work]:
+    """Read what a leased shard has to run."""
+    rows = database.run(lambda conn: load_work(conn, shard))
+    return [Work(row.request_index, row.custom_id, spec_from_json(row.spec)) for row in rows]
+
+
 def as_result(item: Work, outcome: Outcome) -> RequestResult:
     """Say what a request's outcome means for its row and its Hold."""
     if isinstance(outcome, Succeeded):
@@ -244,11 +274,12 @@ def as_result(item: Work, outcome: Outcome) -> RequestResult:
 async def finish_as_errored(shop: Shop, shard: LeasedShard, error: Errored) -> None:
     """Publish a shard whose one request killed the engine, alone, for the third time."""
     run = ShardRun(shop, shard)
-    rows = await shop.call(lambda: shop.database.run(lambda conn: load_work(conn, shard)))
+    work = await shop.call(lambda: read_work(shop.database, shard))
     writer = shop.open_part(shard)
-    results = []
-    for row in rows:
-        item = Work(row.request_index, row.custom_id, spec_from_json(row.spec))
-        writer.add(item, error)
-        results.append(as_result(item, error))
-    await run._finish(shard, results, writer)  # noqa: SLF001 (same module)
+    try:
+        for item in work:
+            writer.add(item, error)
+        results = [as_result(item, error) for item in work]
+        await run._finish(shard, results, writer)  # noqa: SLF001 (same module)
+    finally:
+        await shop.call(writer.abandon)

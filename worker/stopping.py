@@ -44,6 +44,6 @@ class Stopping:
             self._hard.set()
         return self._hard.is_set()
 
-    def wait(self, seconds: float) -> bool:
-        """Wait for a soft stop, at most `seconds`; True when it was asked for."""
+    def wait(self, seconds: float | None = None) -> bool:
+        """Wait for a soft stop, at most `seconds` if given; True when it was asked for."""
         return self._soft.wait(seconds)

@@ -4,6 +4,7 @@ Numbers leave Postgres once per worker: a vector is a file under its content add
 every request that names it. The folder is bounded; what running shards use is never removed.
 """
 
+import os
 import threading
 from collections import Counter
 from collections.abc import Iterable
@@ -43,7 +44,7 @@ class VectorShelf:
         """
         with self._lock:
             self._in_use.update(ids)
-            missing = sorted(item for item in ids if not self._cache.has(item))
+            missing = sorted(item for item in ids if not self._touch(item))
             for start in range(0, len(missing), 64):  # bounds the memory of one query
                 self._fetch(account_id, missing[start : start + 64])
 
@@ -62,13 +63,16 @@ class VectorShelf:
     def _trim(self) -> None:
         files = [(path, path.stat()) for path in self._folder.glob("sv_*.npy")]
         total = sum(stat.st_size for _, stat in files)
-        for path, stat in sorted(files, key=lambda item: item[1].st_atime):
+        for path, stat in sorted(files, key=lambda item: item[1].st_mtime_ns):
             if total <= self._bytes_max:
                 return
             if path.stem not in self._in_use:
-                _unlink(path)
+                self._cache.remove(path.stem)
                 total -= stat.st_size
 
-
-def _unlink(path: Path) -> None:
-    path.unlink(missing_ok=True)
+    def _touch(self, vector_id: str) -> bool:
+        """Note that a vector is used now, for the order of trimming; False when it is not here."""
+        if not self._cache.has(vector_id):
+            return False
+        os.utime(self._cache.path(vector_id))
+        return True

@@ -82,7 +82,13 @@ class _Stack:
     """The steps of one start, and what they need of each other."""
 
     def __init__(
-        self, data_dir: Path, supervisor: Supervisor, settings: StackSettings, token: str
+        self,
+        data_dir: Path,
+        supervisor: Supervisor,
+        settings: StackSettings,
+        token: str,
+        *,
+        guardian: Guardian,
     ) -> None:
         self._data_dir = data_dir
         self._supervisor = supervisor

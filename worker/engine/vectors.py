@@ -44,6 +44,11 @@ class VectorCache:
         self._known.add(vector_id)
         return True
 
+    def remove(self, vector_id: str) -> None:
+        """Delete a vector that nothing uses; `put` may bring it back."""
+        self._known.discard(vector_id)
+        self.path(vector_id).unlink(missing_ok=True)
+
     def put(self, vector_id: str, array: npt.NDArray[np.generic]) -> None:
         """Store a vector [width] or [rows, width] as float32, unless it is here already."""
         if self.has(vector_id):
