@@ -1,0 +1,1 @@
+"""The service: API, domain and reconciler. No torch, no vLLM: it starts in a second or two."""

@@ -12,7 +12,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class Limits(BaseModel):
-    """Caps on what a user may send, ask for or hold; every one is enforced before memory is spent."""
+    """Caps on what a user may send, ask for or hold; each is enforced before memory is spent."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -61,14 +61,19 @@ class Settings(BaseSettings):
     object_store: str = Field(description="file:///… or s3://bucket/prefix for parts.")
     models_file: Path = Field(description="The models.toml that lists the served models.")
     key_pepper: SecretStr = Field(
-        min_length=16, description="Secret mixed into the digests of API keys; at least 16 characters."
+        min_length=16,
+        description="Secret mixed into the digests of API keys; at least 16 characters.",
     )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8400, description="Port that the API listens on.")
-    database_connections: int = Field(16, description="Most connections of one process to Postgres.")
+    database_connections: int = Field(
+        16, description="Most connections of one process to Postgres."
+    )
     reconcile_seconds: float = Field(5.0, description="Pause between two rounds of the reconciler.")
     lease_seconds: float = Field(60.0, description="How long a lease lasts without a heartbeat.")
-    shard_seconds: float = Field(30.0, description="Expected work that one shard holds, in seconds.")
+    shard_seconds: float = Field(
+        30.0, description="Expected work that one shard holds, in seconds."
+    )
     shard_bytes: int = Field(128 * 1024**2, description="Expected size of one part, in bytes.")
     shard_requests_max: int = Field(512, description="Most requests of one shard.")
     shard_requests_min: int = Field(8, description="Fewest requests a shard is cut to.")
@@ -76,6 +81,6 @@ class Settings(BaseSettings):
     limits: Limits = Limits()
 
 
-def load_settings(**overrides: Any) -> Settings:  # noqa: ANN401 (any field of Settings)
+def load_settings(**overrides: Any) -> Settings:
     """Read settings from the environment; `overrides` win (the stack and tests use them)."""
     return Settings(**overrides)

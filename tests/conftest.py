@@ -4,6 +4,7 @@ from tests.fixtures.builders import builders
 from tests.fixtures.servers import (
     database,
     database_url,
+    guardian,
     object_store_url,
     postgres,
     redis_server,
@@ -15,6 +16,7 @@ __all__ = [
     "builders",
     "database",
     "database_url",
+    "guardian",
     "object_store_url",
     "postgres",
     "redis_server",

@@ -3,8 +3,11 @@
 import argparse
 import logging
 import os
+import signal
 import sys
+import threading
 from pathlib import Path
+from types import FrameType
 
 from app.catalog import ServedModel, load_catalog
 from app.kit.logs import configure_logs
@@ -44,6 +47,7 @@ def serve(
     """Run one worker to its end; return the exit status."""
     model = load_catalog(settings.models_file).get(model_name)
     service = WorkerService(settings, model, start_engine, prove)
+    _end_on_sigterm(service)
     try:
         service.start()
     except Exception:
@@ -54,6 +58,16 @@ def serve(
     logging.shutdown()
     # vLLM and Celery leave non-daemon threads behind; everything of ours is closed by now.
     os._exit(0)
+
+
+def _end_on_sigterm(service: WorkerService) -> None:
+    """End at once on SIGTERM while the engine starts: nothing is leased yet. Celery takes over."""
+
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
+        # In a thread: the handler may have interrupted somebody who holds a lock.
+        threading.Thread(target=service.die, args=(0,), name="sigterm", daemon=True).start()
+
+    signal.signal(signal.SIGTERM, on_signal)
 
 
 def main() -> int:

@@ -2,8 +2,9 @@
 
 The ids equal those of transformers' AutoTokenizer, which would bring torch into the API (a test
 compares the two). As there, tokenizer.json decides about BOS and EOS, and the older flags
-add_bos_token and add_eos_token of tokenizer_config.json do not. The underlying tokenizer is never changed after it was built and releases the
-interpreter's lock, so threads share one.
+add_bos_token and add_eos_token of tokenizer_config.json do not. The underlying
+tokenizer is never changed after it was built and releases the interpreter's lock, so threads
+share one.
 """
 
 import json

@@ -1,0 +1,1 @@
+"""Jobs, their requests and shards: intake, leases, life cycle, progress."""

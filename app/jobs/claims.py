@@ -403,9 +403,7 @@ def report_engine_death(conn: Conn, shard: LeasedShard, *, alone: bool) -> bool:
     span = Span(row["first_index"], row["end_index"], row["attempt"])
     single = len(_pending_indices(conn, job.id, span)) == 1
     if single and alone and not job.is_stopping:
-        conn.execute(
-            "UPDATE shards SET deaths_alone = deaths_alone + 1 WHERE id = %s", [shard.id]
-        )
+        conn.execute("UPDATE shards SET deaths_alone = deaths_alone + 1 WHERE id = %s", [shard.id])
         if row["deaths_alone"] + 1 >= DEATHS_ALONE_MAX:
             return True
     # A fixed group runs again whole, but not for ever: its culprit must be found some time.
@@ -469,6 +467,4 @@ def _insert_pending(conn: Conn, job_id: UUID, span: Span, engine_deaths: int) ->
 
 
 def _count_returned(conn: Conn, job_id: UUID, requests: int) -> None:
-    conn.execute(
-        "UPDATE jobs SET n_running = n_running - %s WHERE id = %s", [requests, job_id]
-    )
+    conn.execute("UPDATE jobs SET n_running = n_running - %s WHERE id = %s", [requests, job_id])

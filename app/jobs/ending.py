@@ -39,9 +39,7 @@ class _Ended:
     completion_tokens: int = 0
 
 
-def end_with_results(
-    conn: Conn, job: Job, span: Span, results: Sequence[RequestResult]
-) -> None:
+def end_with_results(conn: Conn, job: Job, span: Span, results: Sequence[RequestResult]) -> None:
     """Give every pending request of a leased span its result.
 
     Raises ValueError unless `results` holds each pending request of the span exactly once: a

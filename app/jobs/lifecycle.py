@@ -35,9 +35,7 @@ def get_job(conn: Conn, job_id: UUID, *, account_id: UUID | None = None) -> Job 
 
 def lock_job(conn: Conn, job_id: UUID) -> Job | None:
     """Read a Job and keep others from changing it until the transaction ends."""
-    row = conn.execute(
-        "SELECT * FROM jobs WHERE id = %s FOR NO KEY UPDATE", [job_id]
-    ).fetchone()
+    row = conn.execute("SELECT * FROM jobs WHERE id = %s FOR NO KEY UPDATE", [job_id]).fetchone()
     return None if row is None else job_from_row(row)
 
 

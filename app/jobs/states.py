@@ -81,9 +81,7 @@ JOB_MOVES: dict[JobState, frozenset[JobState]] = {
     JobState.queued: frozenset(
         {JobState.in_progress, JobState.paused, JobState.cancelling, JobState.finalizing}
     ),
-    JobState.in_progress: frozenset(
-        {JobState.paused, JobState.cancelling, JobState.finalizing}
-    ),
+    JobState.in_progress: frozenset({JobState.paused, JobState.cancelling, JobState.finalizing}),
     JobState.paused: frozenset(
         {JobState.queued, JobState.in_progress, JobState.cancelling, JobState.finalizing}
     ),

@@ -1,0 +1,1 @@
+"""Tokens: grants, Holds, and the entries that resolve them. Integers only."""

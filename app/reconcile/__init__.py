@@ -1,0 +1,1 @@
+"""The reconciler: repairs liveness in small idempotent steps, and audits the invariants."""

@@ -18,7 +18,7 @@ import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from urllib.parse import quote
 
 import psutil
@@ -30,7 +30,7 @@ from app.stack.socket_folder import may_reach, new_socket_folder
 USER = "tiller"
 DATABASE = "tiller"
 START_SECONDS_MAX = 60.0  # crash recovery of a large write-ahead log takes a while
-# Sessions of a killed server hold its shared memory for a moment; a start in that moment is refused.
+# Sessions of a killed server hold its shared memory for a moment; a start then is refused.
 REFUSED_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 20.0
 UNPRIVILEGED_USERS = ("postgres", "nobody")  # initdb needs a user that the system knows
@@ -139,7 +139,7 @@ class EmbeddedPostgres:
         for name, value in options.items():
             command += ["-c", f"{name}={value}"]
         with (self.folder / "postgres.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 (our own binary, no shell)
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -187,7 +187,7 @@ class _Account:
         binaries = _wheel_binaries()
         self.binaries = binaries if owner is None else _reachable_binaries(binaries, owner)
 
-    def __enter__(self) -> "_Account":
+    def __enter__(self) -> Self:
         if self._owner is not None and not may_reach(self._folder, self._owner):
             self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_DIRECTORY)
         return self
@@ -270,7 +270,7 @@ def _end_orphan(data: Path) -> None:
     try:
         pid = int((data / "postmaster.pid").read_text().split("\n", 1)[0])
         orphan = psutil.Process(pid)
-        if not os.path.samefile(orphan.cwd(), data):
+        if not Path(orphan.cwd()).samefile(data):
             return  # the number was given to another process since
     except (OSError, ValueError, psutil.Error):
         return
@@ -286,5 +286,3 @@ def _create_database(conn: psycopg.Connection[tuple[object, ...]]) -> None:
     found = conn.execute("SELECT 1 FROM pg_database WHERE datname = %s", [DATABASE]).fetchone()
     if found is None:
         conn.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(DATABASE)))
-
-

@@ -98,7 +98,7 @@ class EmbeddedRedis:
         for name, value in options.items():
             command += [f"--{name}", value]
         with (self.folder / "redis.log").open("ab") as log:
-            return subprocess.Popen(  # noqa: S603 (our own binary, no shell)
+            return subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -24,7 +24,7 @@ def new_socket_folder(folder: Path, longest: str, owner: pwd.struct_passwd | Non
         inside.mkdir(exist_ok=True, mode=0o700)
         chosen = inside
     else:
-        chosen = Path(tempfile.mkdtemp(prefix="tiller-", dir="/tmp"))  # noqa: S108 (mode 0700)
+        chosen = Path(tempfile.mkdtemp(prefix="tiller-", dir="/tmp"))
     if owner is not None:
         os.chown(chosen, owner.pw_uid, owner.pw_gid)
     return chosen

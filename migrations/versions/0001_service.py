@@ -163,7 +163,7 @@ CREATE INDEX ix_requests_errored ON requests (job_id, request_index)
 LEDGER = """
 CREATE TABLE holds (
     id              bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    account_id      uuid NOT NULL REFERENCES accounts,
+    account_id      uuid NOT NULL,  -- the Job's own (L5-owner); a key took a third of placing
     job_id          uuid NOT NULL REFERENCES jobs,
     request_index   integer NOT NULL,
     version         integer NOT NULL,
@@ -282,8 +282,20 @@ CREATE INDEX ix_result_files_part ON result_files (lease_token);
 """
 
 TABLES = (
-    "result_files", "parts", "turns", "shards", "workers", "entries", "holds", "requests",
-    "job_vectors", "jobs", "vectors", "idempotency_keys", "api_keys", "accounts",
+    "result_files",
+    "parts",
+    "turns",
+    "shards",
+    "workers",
+    "entries",
+    "holds",
+    "requests",
+    "job_vectors",
+    "jobs",
+    "vectors",
+    "idempotency_keys",
+    "api_keys",
+    "accounts",
 )
 
 

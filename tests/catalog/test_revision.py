@@ -41,7 +41,7 @@ def test_weights_are_hashed_once(tmp_path, monkeypatch):
     folder = bare_model(tmp_path / "one")
     first = weights_revision(folder, records=tmp_path / "records")
     hashed = []
-    monkeypatch.setattr(revision_module, "sha256_of", lambda file: hashed.append(file))
+    monkeypatch.setattr(revision_module, "sha256_of", hashed.append)
     assert weights_revision(folder, records=tmp_path / "records") == first
     assert hashed == []
 

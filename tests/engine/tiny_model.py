@@ -11,6 +11,7 @@ from pathlib import Path
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers.utils.logging import disable_progress_bar
 
 
 def make_tiny_llama(
@@ -42,6 +43,7 @@ def make_tiny_llama(
         initializer_range=0.2,
     )
     model = LlamaForCausalLM(config).to(torch.float32).eval()
+    disable_progress_bar()
     model.save_pretrained(folder, safe_serialization=True)
     _tokenizer(vocab).save_pretrained(folder)
     return folder

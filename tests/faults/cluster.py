@@ -30,7 +30,7 @@ from app.reconcile.loop import reconcile_until
 from app.settings import Settings
 from app.stack.postgres import EmbeddedPostgres
 from app.stack.redis import EmbeddedRedis
-from app.storage import open_store
+from app.storage import job_folder, open_store
 from tests.checker import check_everything
 from tests.fixtures.api import settings_for
 from tests.fixtures.builders import Builders, insert_job
@@ -73,10 +73,10 @@ class WorkerProcess:
         status = self.process.poll()
         if status is None or not self.keep:
             return
-        self.exits.append(status)
         if not self._failpoint.endswith(":stop"):
             self._failpoint = ""
         self.process = self._start()
+        self.exits.append(status)  # last: whoever waits for it then sees the new process
 
     def send(self, number: signal.Signals) -> int:
         """Send a signal; return the process id that got it."""
@@ -269,7 +269,7 @@ class Cluster:
 
     def files_of(self, job_id: UUID, token: int) -> list[str]:
         """List the objects in a Job's folder that were published under a token."""
-        names = [meta.key for meta in self.store.list(f"jobs/{job_id.hex}/")]
+        names = [meta.key for meta in self.store.list(job_folder(job_id))]
         return [name for name in names if f".{token}." in name]
 
     def check(self) -> None:

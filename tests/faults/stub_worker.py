@@ -1,6 +1,7 @@
 """`python -m tests.faults.stub_worker --model NAME`: the real worker around the stub engine."""
 
 import argparse
+import asyncio
 import os
 import sys
 from pathlib import Path
@@ -17,6 +18,7 @@ from worker.settings import load_worker_settings
 async def start_stub(model: ServedModel, scratch: Path) -> Engine:
     """Make a stub engine that claims to be this model."""
     del scratch
+    await asyncio.sleep(float(os.environ.get("STUB_START_SECONDS", "0")))
     seconds = float(os.environ.get("STUB_SECONDS", "0.003"))
     return StubEngine(seconds_per_request=seconds, model=model.name)
 

@@ -155,13 +155,39 @@ def test_a_request_beside_others_is_never_blamed(database, builders) -> None:
 
 
 @pytest.mark.parametrize("alone", [True, False])
-def test_an_engine_death_under_a_cancelled_job_cancels(
-    database, builders: Builders, alone
-) -> None:
+def test_an_engine_death_under_a_cancelled_job_cancels(database, builders: Builders, alone) -> None:
     job = builders.a_job(requests=1)
     shard = builders.a_lease()
     with database.transaction() as conn:
         cancel_job(conn, job.id)
         assert not report_engine_death(conn, shard, alone=alone)
     assert builders.job(job.id).n_cancelled == 1
+    check_everything(database)
+
+
+def test_only_leases_that_ran_out_end(database, builders) -> None:
+    job = builders.a_job(requests=4, shard_size=2)
+    worker = builders.a_worker()
+    builders.a_lease(worker, lease_seconds=0)
+    alive = builders.a_lease(worker, lease_seconds=60)
+    with database.transaction() as conn:
+        assert expire_leases(conn, 10) == 1
+        assert list(renew_leases(conn, worker.worker_id, [alive.lease_token], 60)) == [
+            alive.lease_token
+        ]
+    assert builders.job(job.id).n_running == 2
+
+
+def test_a_finished_shard_is_left_alone_by_late_calls_with_its_token(database, builders) -> None:
+    job = builders.a_job(requests=4, shard_size=4)
+    shard = builders.a_lease()
+    with database.transaction() as conn:
+        assert finish_shard(conn, shard, succeeded(range(4)), named_part(shard))
+    before = builders.job(job.id), shards_of(database, job.id)
+    with database.transaction() as conn:
+        assert split_off(conn, shard, 2) is None
+        assert split_off(conn, shard, 0) is None
+        assert not give_back_shard(conn, shard)
+        assert not report_engine_death(conn, shard, alone=True)
+    assert (builders.job(job.id), shards_of(database, job.id)) == before
     check_everything(database)

@@ -152,8 +152,10 @@ def test_another_accounts_job_is_not_found(database, builders) -> None:
 def test_an_overdue_job_expires(database, builders, state) -> None:
     job = builders.a_job(requests=4, shard_size=2, state=state)
     overdue(database, job.id)
+    worker = builders.a_worker()
     with database.transaction() as conn:
         assert not has_claimable_work(conn, "tiny")
+        assert claim_shards(conn, worker, lease_seconds=60, shards_max=1) == []
         assert due_jobs(conn, 10) == [job.id]
         assert expire_job(conn, job.id)
         assert not expire_job(conn, job.id)

@@ -37,7 +37,7 @@ def together(*works: Callable[[], object]) -> list[object]:
         try:
             start.wait(10)
             results[number] = work()
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (shown by the main thread)
             failures.append(error)
 
     threads = [threading.Thread(target=run, args=item) for item in enumerate(works)]
@@ -75,11 +75,30 @@ def test_claimers_never_get_the_same_shard(database, builders) -> None:
 
         return run
 
-    leased = sum(together(*map(claim_all, workers)), [])
+    leased = [shard for shards in together(*map(claim_all, workers)) for shard in shards]
     assert len(leased) == 120
     assert max(Counter(shard.id for shard in leased).values()) == 1
     assert max(Counter(shard.lease_token for shard in leased).values()) == 1
     check_everything(database)
+
+
+def test_two_engines_that_claim_a_new_job_at_once_never_share_it(database, builders) -> None:
+    for _ in range(10):
+        builders.a_job(requests=4, shard_size=1)
+    workers = [builders.a_worker(engine=engine) for engine in ("stub 1.0", "stub 2.0") * 2]
+
+    def claim_ten(worker):
+        def run():
+            leased = []
+            for _ in range(10):
+                with database.transaction() as conn:
+                    leased += claim_shards(conn, worker, lease_seconds=60, shards_max=1)
+            return {(shard.job_id, worker.engine) for shard in leased}
+
+        return run
+
+    pairs = set().union(*together(*map(claim_ten, workers)))
+    assert len(pairs) == len({job_id for job_id, _ in pairs}) == 10
 
 
 def test_a_cancel_and_a_claim_of_the_same_job_have_an_order(database, builders) -> None:
@@ -211,7 +230,7 @@ class Storm:
         try:
             while not self.done.is_set():
                 act(chance)
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 (shown by the main thread)
             self.failures.append(error)
 
     def rage(self, seconds: float) -> None:
@@ -241,8 +260,10 @@ def test_a_storm_of_everybody_leaves_every_promise_kept(database_url, builders, 
         drain(pool, workers[0])
         check_everything(pool)
         with pool.transaction() as conn:
-            left = conn.execute("SELECT count(*) AS n FROM holds WHERE NOT EXISTS "
-                "(SELECT 1 FROM entries WHERE hold_id = holds.id)").fetchone()
+            left = conn.execute(
+                "SELECT count(*) AS n FROM holds WHERE NOT EXISTS "
+                "(SELECT 1 FROM entries WHERE hold_id = holds.id)"
+            ).fetchone()
             assert left == {"n": 0}
             assert set(finishable_jobs(conn, 10_000)) == set(storm.jobs)
     finally:

@@ -190,7 +190,7 @@ def test_of_180_racing_jobs_exactly_as_many_are_taken_as_there_are_tokens_for(
                         taken.append(insert_job(conn, account, requests=1, max_tokens=4))
                 except InsufficientTokensError as error:
                     refused.append(error)
-                except Exception as error:
+                except Exception as error:  # noqa: BLE001 (shown by the main thread)
                     failures.append(error)
 
     threads = [threading.Thread(target=submit_ten) for _ in range(18)]

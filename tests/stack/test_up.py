@@ -143,8 +143,13 @@ def test_an_ordinary_user_can_run_it(data_dir, tmp_path):
     try:
         subprocess.run(
             [sys.executable, "-c", "import app.stack.up"],
-            check=True, cwd=ROOT, user=user.pw_uid, group=user.pw_gid, extra_groups=[],
-            capture_output=True, env={"PATH": os.environ["PATH"], "HOME": "/"},
+            check=True,
+            cwd=ROOT,
+            user=user.pw_uid,
+            group=user.pw_gid,
+            extra_groups=[],
+            capture_output=True,
+            env={"PATH": os.environ["PATH"], "HOME": "/"},
         )
     except (subprocess.CalledProcessError, PermissionError):
         pytest.skip("this checkout is closed to other users")
@@ -156,9 +161,14 @@ def test_an_ordinary_user_can_run_it(data_dir, tmp_path):
             parent.chmod(parent.stat().st_mode | 0o011)
     process = subprocess.Popen(
         [sys.executable, "-m", "tests.stack.stub_up", "--data-dir", str(folder), "--port", "0"],
-        cwd=ROOT, user=user.pw_uid, group=user.pw_gid, extra_groups=[],
+        cwd=ROOT,
+        user=user.pw_uid,
+        group=user.pw_gid,
+        extra_groups=[],
         env={"PATH": os.environ["PATH"], "HOME": str(tmp_path)},
-        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     try:
         wait_for(

@@ -101,9 +101,7 @@ class JobMachine(RuleBasedStateMachine):
         assert all(shard.lease_token > max(tokens, default=0) for shard in leased)
         self.leases += leased
 
-    def results(
-        self, conn: Conn, data: st.DataObject, shard: LeasedShard
-    ) -> list[RequestResult]:
+    def results(self, conn: Conn, data: st.DataObject, shard: LeasedShard) -> list[RequestResult]:
         stopping = self.job_of(conn, shard.job_id).is_stopping
         results: list[RequestResult] = []
         for row in load_work(conn, shard):

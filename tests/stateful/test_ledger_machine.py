@@ -17,7 +17,7 @@ from psycopg import errors as pg
 
 from app.accounts.accounts import create_account
 from app.errors import InsufficientTokensError
-from app.kit.db import Database
+from app.kit.db import Conn, Database
 from app.ledger.holds import (
     Charge,
     apply_resolution,
@@ -107,13 +107,16 @@ class LedgerMachine(RuleBasedStateMachine):
     @rule(data=st.data(), settles=st.booleans())
     def resolve_again(self, data: st.DataObject, settles: bool) -> None:  # noqa: FBT001
         account, job, index = data.draw(st.sampled_from(self.resolved))
-        with pytest.raises(pg.UniqueViolation), self.database.transaction() as conn:
+
+        def resolve(conn: Conn) -> None:
             if settles:
-                apply_resolution(
-                    conn, account, settle_holds(conn, account, job, [Charge(index, 1)])
-                )
+                again = settle_holds(conn, account, job, [Charge(index, 1)])
             else:
-                apply_resolution(conn, account, release_holds(conn, account, job, [index]))
+                again = release_holds(conn, account, job, [index])
+            apply_resolution(conn, account, again)
+
+        with pytest.raises(pg.UniqueViolation):
+            self.database.run(resolve)
 
     @invariant()
     def the_ledger_is_what_the_model_says(self) -> None:

@@ -23,6 +23,7 @@ _ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "TRANSFORMERS_OFFLINE": "1",
     "HF_HUB_DISABLE_TELEMETRY": "1",
+    "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
     # The adapter wraps the V1 runner; V2 is refused until it has been seen working.
     "VLLM_USE_V2_MODEL_RUNNER": "0",
@@ -35,7 +36,7 @@ class UnsupportedEngineError(Exception):
     """This vLLM, model or setting cannot be served; the message names what and why."""
 
 
-def prepare_environment(*, log_level: str = "WARNING") -> None:
+def prepare_environment(*, log_level: str = "ERROR") -> None:
     """Set what vLLM reads at import; call before the first import of vllm."""
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", log_level)

@@ -99,11 +99,13 @@ class SteeredRunner:
     def _attach(self, model: nn.Module) -> None:
         model_config = self._config.model_config
         architecture = architecture_of(model)
+        dtype = model_config.dtype
+        assert isinstance(dtype, torch.dtype)  # vLLM resolves names such as "auto"
         self.core = SteeringCore(
             shape=Shape(
                 n_layers=model_config.get_total_num_hidden_layers(),
                 width=model_config.get_hidden_size(),
-                dtype=model_config.dtype,
+                dtype=dtype,
                 device=self._runner.device,
             ),
             board=StatusBoard(
@@ -136,7 +138,7 @@ class SteeredRunner:
         def update_states(scheduler_output: Any) -> Any:
             try:
                 self._welcome(scheduler_output)
-            except Exception:
+            except Exception:  # noqa: BLE001 (the forward pass serves others, too)
                 _log.exception("requests could not be registered")
             return original(scheduler_output)
 
@@ -170,7 +172,7 @@ class SteeredRunner:
                         np.asarray(num_scheduled_tokens),
                         batch.num_computed_tokens_cpu[: len(batch.req_ids)],
                     )
-                except Exception:
+                except Exception:  # noqa: BLE001 (the forward pass serves others, too)
                     _log.exception("a step could not be planned")
                     core.abandon_step()
             return prepared
@@ -184,7 +186,7 @@ class SteeredRunner:
             if core is not None:
                 try:
                     core.finish()
-                except Exception:
+                except Exception:  # noqa: BLE001 (the forward pass serves others, too)
                     _log.exception("a step could not be stored")
                     core.abandon_step()
             return output
@@ -198,7 +200,7 @@ class SteeredRunner:
             if core is not None and state is not None and state.sample_hidden_states is not None:
                 try:
                     core.check_outputs(state.sample_hidden_states)
-                except Exception:
+                except Exception:  # noqa: BLE001 (the forward pass serves others, too)
                     _log.exception("a step's outputs could not be checked")
                     core.abandon_step()
             return output

@@ -78,7 +78,8 @@ def to_choice(output: CompletionOutput, index: int, sampling: Sampling) -> Choic
     """Make a Choice of a finished output."""
     token_logprobs, top_logprobs = None, None
     if sampling.logprobs is not None and output.logprobs is not None:
-        pairs = list(zip(output.token_ids, output.logprobs, strict=True))
+        entries: list[Mapping[int, Logprob]] = [entry or {} for entry in output.logprobs]
+        pairs = list(zip(output.token_ids, entries, strict=True))
         token_logprobs = tuple(_clamp(entry[token].logprob) for token, entry in pairs)
         top_logprobs = tuple(_alternatives(entry, sampling.logprobs) for _, entry in pairs)
     return Choice(

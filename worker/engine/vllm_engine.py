@@ -80,7 +80,7 @@ class EngineConfig:
     block_size: int | None = None
     prefix_caching: bool = True
     max_logprobs: int = 100
-    log_level: str = "WARNING"
+    log_level: str = "ERROR"
 
 
 @dataclass(slots=True)
@@ -375,6 +375,7 @@ def _start_core(config: EngineConfig, settings: EngineSettings) -> ServedCore | 
         "enforce_eager": config.mode == "eager",
         "max_logprobs": config.max_logprobs,
         "disable_log_stats": True,
+        "use_tqdm_on_load": False,
         "trust_remote_code": False,
         "worker_cls": (
             "worker.engine.cpu_worker.SteeredCPUWorker"
@@ -439,7 +440,7 @@ def _read_captures(
     spec: RequestSpec, region: CaptureRegion, rows: int, dtype: str
 ) -> tuple[CaptureRows, ...] | Errored:
     if not region.complete(rows):
-        have = int(region.written.all(axis=0)[:rows].sum())
+        have = int(region.written[:, :rows].min(axis=0).sum())
         return Errored(
             "activation_rows_mismatch", f"{have} of {rows} rows of activations were captured."
         )

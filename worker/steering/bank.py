@@ -22,11 +22,11 @@ _FIRST_ROWS = 256
 
 
 class BlockKey(NamedTuple):
-    """Rows [row, row + count) of a stored vector, at unit length or not."""
+    """Rows [row, row + rows) of a stored vector, at unit length or not."""
 
     vector: str
     row: int
-    count: int
+    rows: int
     unit: bool
 
 
@@ -91,11 +91,11 @@ class VectorBank:
 
     def _put(self, key: BlockKey) -> Block:
         stored = self._load(key.vector)
-        rows = np.array(stored[key.row : key.row + key.count], dtype=np.float32)
+        rows = np.array(stored[key.row : key.row + key.rows], dtype=np.float32)
         width = self.table.shape[1]
-        if key.row < 0 or rows.shape != (key.count, width):
+        if key.row < 0 or rows.shape != (key.rows, width):
             msg = (
-                f"rows {key.row} to {key.row + key.count - 1} of width {width} are not in "
+                f"rows {key.row} to {key.row + key.rows - 1} of width {width} are not in "
                 f"vector {key.vector} of shape {tuple(stored.shape)}"
             )
             raise ValueError(msg)
@@ -106,7 +106,7 @@ class VectorBank:
         if key.unit:
             norms = np.linalg.norm(rows.astype(np.float64), axis=1, keepdims=True)
             rows = (rows / np.where(norms > 0, norms, 1.0)).astype(np.float32)
-        places = self._take_places(key.count)
+        places = self._take_places(key.rows)
         self.table[torch.from_numpy(places)] = torch.from_numpy(rows).to(self.table.device)
         return Block(places=places, peaks=peaks)
 

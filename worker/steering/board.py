@@ -42,8 +42,9 @@ class StatusBoard:
     def __init__(self, path: Path, *, ranks: int = 1, create: bool = False) -> None:
         """Map the board at `path`; with `create`, write a new empty one first."""
         shape = (3, ranks, TICKETS)
-        mode = "w+" if create else "r+"
-        self._table = np.memmap(path, dtype=np.int64, mode=mode, shape=shape)
+        self._table: npt.NDArray[np.int64] = np.memmap(
+            path, dtype=np.int64, mode="w+" if create else "r+", shape=shape
+        )
         self.flags: npt.NDArray[np.int64] = self._table[0]
         self.first: npt.NDArray[np.int64] = self._table[1]
         self.done: npt.NDArray[np.int64] = self._table[2]

@@ -69,7 +69,7 @@ class SteeringCore:
             self._settle_in(tenant, carried)
         except UnknownVectorError:
             self._flag(tenant, Flag.unknown_vector)
-        except Exception:
+        except Exception:  # noqa: BLE001 (flagged, never raised)
             _log.exception("request %s cannot be steered", request_id)
             self._flag(tenant, Flag.plan_failed)
 
@@ -115,7 +115,7 @@ class SteeringCore:
             return
         try:
             apply_layer(plan, layer, hidden, residual, self._bank.table)
-        except Exception:
+        except Exception:  # noqa: BLE001 (flagged, never raised)
             _log.exception("steering failed at Layer %d", layer)
             self._active = False
             self._plan = None
@@ -184,17 +184,17 @@ class SteeringCore:
     def _build(self, runs: Sequence[Run], rows: int) -> StepPlan | None:
         try:
             return build_plan(runs, rows, self._shape, self._bank)
-        except Exception:
+        except Exception:  # noqa: BLE001 (flagged, never raised)
             _log.exception("the plan of a step failed")
         # Find the culprits one by one; the others get their plan.
         for run in runs:
             try:
                 build_plan([run], rows, self._shape, self._bank)
-            except Exception:
+            except Exception:  # noqa: BLE001 (flagged, never raised)
                 self._flag(run.tenant, Flag.plan_failed)
         try:
             return build_plan(runs, rows, self._shape, self._bank)
-        except Exception:
+        except Exception:  # noqa: BLE001 (flagged, never raised)
             for run in runs:
                 self._flag(run.tenant, Flag.plan_failed)
         return None
@@ -224,7 +224,7 @@ class SteeringCore:
             if count > 0:
                 region.data[:, run.position : end] = rows[layers, offset : offset + count]
                 region.written[:, run.position : end] = 1
-        except Exception:
+        except Exception:  # noqa: BLE001 (flagged, never raised)
             _log.exception("captured rows could not be stored")
             self._flag(run.tenant, Flag.plan_failed)
 

@@ -58,7 +58,7 @@ def _steer(
     if delta is None:
         delta = table.index_select(0, work.place).mul_(work.scale)
     if work.norm is not None:
-        delta = delta * _norm_factor(work, x)
+        delta = delta * _norm_factor(work.norm, work.owner, x)
     if work.owner is None:
         x.add_(delta)
     else:
@@ -78,12 +78,14 @@ def _steer(
         unfit.index_put_((rows,), misfit | unfit.index_select(0, rows))
 
 
-def _norm_factor(work: LayerSteer, x: torch.Tensor) -> torch.Tensor:
+def _norm_factor(
+    matches: torch.Tensor, owner: torch.Tensor | None, x: torch.Tensor
+) -> torch.Tensor:
     """|x| [entries, 1] where the op matches norms, 1 elsewhere."""
     norms = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=torch.float64).float()
-    if work.owner is not None:
-        norms = norms.index_select(0, work.owner)
-    return torch.where(work.norm, norms, norms.new_ones(()))
+    if owner is not None:
+        norms = norms.index_select(0, owner)
+    return torch.where(matches, norms, norms.new_ones(()))
 
 
 def _write(target: torch.Tensor | None, rows: Rows, value: torch.Tensor) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from worker.steering.program import FOREVER, Segments
+from worker.steering.program import FOREVER, Segments, join
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -165,7 +165,7 @@ def _plan_steer(runs: Sequence[Run], shape: Shape, bank: VectorBank) -> list[Lay
         overlaps = overlaps or program.overlaps
     if not cuts:
         return plan
-    entries = _expand(Segments(*(np.concatenate(columns) for columns in zip(*cuts, strict=True))))
+    entries = _expand(join(cuts))
     if not len(entries.layer):
         return plan
     return _split_by_layer(plan, entries, shape, bank, overlaps=overlaps)
@@ -173,16 +173,14 @@ def _plan_steer(runs: Sequence[Run], shape: Shape, bank: VectorBank) -> list[Lay
 
 def _expand(cut: Segments) -> Segments:
     """Turn row ranges into single rows, ordered by layer and then by request and op."""
-    order = np.argsort(cut.layer, kind="stable")
-    cut = Segments(*(column[order] for column in cut))
+    cut = cut.take(np.argsort(cut.layer, kind="stable"))
     lengths = cut.end - cut.start
     if (lengths == 1).all():
         return cut
     which = np.repeat(np.arange(len(lengths)), lengths)
     begins = np.cumsum(lengths) - lengths
     rows = cut.start[which] + np.arange(len(which)) - begins[which]
-    wide = Segments(*(column[which] for column in cut))
-    return wide._replace(start=rows, end=rows + 1)
+    return cut.take(which)._replace(start=rows, end=rows + 1)
 
 
 def _split_by_layer(

@@ -28,7 +28,7 @@ FOREVER = np.iinfo(np.int64).max
 
 
 class Segments(NamedTuple):
-    """Equal-length columns, ordered by layer: where, and what is added there."""
+    """Equal-length columns: where, and what is added there."""
 
     layer: Ints
     start: Ints
@@ -36,6 +36,29 @@ class Segments(NamedTuple):
     place: Ints
     scale: Floats
     norm: npt.NDArray[np.bool_]
+
+    def take(self, chosen: npt.NDArray[np.int64]) -> Segments:
+        """Return the chosen segments, in the order chosen."""
+        return Segments(
+            self.layer[chosen],
+            self.start[chosen],
+            self.end[chosen],
+            self.place[chosen],
+            self.scale[chosen],
+            self.norm[chosen],
+        )
+
+
+def join(parts: Sequence[Segments]) -> Segments:
+    """Put segments one after the other."""
+    return Segments(
+        np.concatenate([np.zeros(0, np.int64), *(part.layer for part in parts)]),
+        np.concatenate([np.zeros(0, np.int64), *(part.start for part in parts)]),
+        np.concatenate([np.zeros(0, np.int64), *(part.end for part in parts)]),
+        np.concatenate([np.zeros(0, np.int64), *(part.place for part in parts)]),
+        np.concatenate([np.zeros(0, np.float32), *(part.scale for part in parts)]),
+        np.concatenate([np.zeros(0, np.bool_), *(part.norm for part in parts)]),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,8 +84,7 @@ class Program:
         """Return the segments that touch positions [start, end), cut to that range."""
         whole = self.segments
         if not self.always:
-            touched = np.flatnonzero((whole.start < end) & (whole.end > start))
-            whole = Segments(*(column[touched] for column in whole))
+            whole = whole.take(np.flatnonzero((whole.start < end) & (whole.end > start)))
         return whole._replace(start=np.maximum(whole.start, start), end=np.minimum(whole.end, end))
 
     def next_change(self, position: int) -> int:
@@ -131,14 +153,8 @@ def _segments(op: AddOp, block: Block) -> Segments:
 
 
 def _assemble(parts: list[Segments], keys: tuple[BlockKey, ...]) -> Program:
-    empty = Segments(
-        *(np.zeros(0, dtype=np.int64) for _ in range(4)),
-        scale=np.zeros(0, dtype=np.float32),
-        norm=np.zeros(0, dtype=np.bool_),
-    )
-    joined = Segments(*(np.concatenate(columns) for columns in zip(empty, *parts, strict=True)))
-    order = np.argsort(joined.layer, kind="stable")
-    segments = Segments(*(column[order] for column in joined))
+    joined = join(parts)
+    segments = joined.take(np.argsort(joined.layer, kind="stable"))
     edges = np.concatenate([segments.start, segments.end])
     by_start = np.lexsort((segments.start, segments.layer))
     layer, start, end = (

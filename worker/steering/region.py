@@ -56,7 +56,7 @@ class CaptureRegion:
         raw = np.memmap(path, dtype=np.uint8, mode="r+", shape=(shape.size,))
         count = shape.layers * shape.rows
         self.written: npt.NDArray[np.uint8] = raw[:count].reshape(shape.layers, shape.rows)
-        self.data: npt.NDArray[np.generic] = (
+        self.data: npt.NDArray[np.uint16] | npt.NDArray[np.float32] = (
             raw[shape.data_offset :]
             .view(STORED_AS[shape.dtype])
             .reshape(shape.layers, shape.rows, shape.width)
