@@ -27,7 +27,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(PY) || $(PYTHON) -m venv $(VENV)
 	@echo "installing requirements.lock into $(VENV)"
 	@$(PY) -m pip install --quiet --no-deps --disable-pip-version-check -r requirements.lock
-	@$(PY) -m pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check -e .
+	@PYTHONWARNINGS=ignore $(PY) -m pip install --quiet --no-deps --no-build-isolation --disable-pip-version-check -e .
 	@rm -f $(VENV)/.installed-*
 	@touch $@
 

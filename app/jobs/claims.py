@@ -40,8 +40,9 @@ def claim_shards(
     """Lease the next shards for a worker, all of one Job; an empty list when there is nothing.
 
     Accounts take turns: the one with the fewest leased shards first, then the one whose last
-    turn is longest ago; within it the Job of highest priority, then the oldest. Another account
-    that waits limits the claim to one shard. Only a ready worker that is not draining gets any.
+    turn is longest ago; within it the most urgent Job (priority 0 is interactive), then the
+    oldest. Another account that waits limits the claim to one shard. Only a ready worker that is
+    not draining gets any.
     """
     for candidate in _candidates(conn, worker):
         leased: list[LeasedShard] = []
@@ -86,7 +87,7 @@ def _candidates(conn: Conn, worker: WorkerIdentity) -> list[dict[str, object]]:
         LEFT JOIN turns ON turns.account_id = claimable.account_id
             AND turns.model = %(model)s
         ORDER BY coalesce(in_use.shards, 0), turns.served_at NULLS FIRST,
-            claimable.account_id, claimable.priority DESC, claimable.created_at, claimable.id
+            claimable.account_id, claimable.priority, claimable.created_at, claimable.id
         LIMIT %(limit)s
         """,
         {

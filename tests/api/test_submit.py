@@ -5,8 +5,12 @@ from typing import Any
 
 import pytest
 
+from app.jobs.claims import claim_shards
+from app.jobs.schemas import PRIORITIES
+from app.kit.ids import public_id
 from tests.corpus.cases import encoded
 from tests.fixtures.api import Api, a_key
+from tests.fixtures.builders import Builders
 
 ROW = [1.0, 2.0, 3.0, 0.0, 0.0, 0.0, 0.0, -1.5]
 STEER = {"activations": [ROW], "layer_indices": [1], "scale": 2}
@@ -55,6 +59,18 @@ def test_a_job_is_stored_whole_and_its_tokens_are_held(api: Api) -> None:
     assert usage["held"] == job["usage"]["held"]
     assert usage["available"] + usage["held"] == usage["balance"] == 1_000_000
     assert usage["holds"] == [{"job_id": job["id"], "requests": 2, "tokens_held": 33}]
+
+
+def test_the_most_urgent_job_is_leased_first(api: Api, builders: Builders) -> None:
+    ids = {name: api.submit(priority=name).json()["id"] for name in reversed(PRIORITIES)}
+    worker = builders.a_worker(model_revision="revision-1")
+    with api.database.transaction() as conn:
+        leased = [
+            public_id("job", shard.job_id)
+            for _ in PRIORITIES
+            for shard in claim_shards(conn, worker, lease_seconds=60, shards_max=1)
+        ]
+    assert leased == [ids[name] for name in PRIORITIES]
 
 
 def test_defaults_lie_under_every_request_and_null_takes_one_back(api: Api) -> None:

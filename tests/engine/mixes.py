@@ -45,7 +45,9 @@ def mixed_cases(
         kinds = [[], ["all"], ["positions"], ["spans"], ["norm"], ["all", "positions", "norm"]]
         for kind in kinds[index % len(kinds)]:
             reach = len(prompt) + tokens - 1
-            edits += _edits(kind, rng, numbers, reach, n_layers, width, strength)
+            edits += _edits(
+                kind, rng, numbers, reach=reach, n_layers=n_layers, width=width, strength=strength
+            )
         interventions = tuple(
             _intervention(edit, cache, f"sv_{seed}_{index}_{number}")
             for number, edit in enumerate(edits)
@@ -86,10 +88,11 @@ def worst_error(model: Any, case: Case, outcome: Outcome) -> float:
     return worst
 
 
-def _edits(  # noqa: PLR0917 (one draw)
+def _edits(
     kind: str,
     rng: random.Random,
     numbers: np.random.Generator,
+    *,
     reach: int,
     n_layers: int,
     width: int,

@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -119,7 +119,13 @@ class WorkerProcess:
 class Cluster:
     """Postgres, Redis, object store, reconciler and any number of workers of the model tiny."""
 
-    def __init__(self, folder: Path, *, models_file: Path | None = None, **environment: str):
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        settings: Mapping[str, object] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         """Start the servers and the reconciler; workers are started one by one."""
         self.folder = folder
         self.mark = uuid.uuid4().hex
@@ -135,20 +141,20 @@ class Cluster:
         migrate(self.postgres.url)
         with psycopg.connect(self.postgres.url) as conn:
             record_history(conn)
-        extra = {"models_file": models_file} if models_file else {}
+        environment = {**FAST, **(environment or {})}
         self.settings: Settings = settings_for(
             folder,
             database_url=self.postgres.url,
             redis_url=self.redis.url,
             reconcile_seconds=RECONCILE_SECONDS,
-            lease_seconds=float({**FAST, **environment}["TILLER_LEASE_SECONDS"]),
-            **extra,
+            lease_seconds=float(environment["TILLER_LEASE_SECONDS"]),
+            **(settings or {}),
         )
         self.database = Database(self.postgres.url, size_max=8)
         self.store = open_store(self.settings.object_store)
         self.waker = Waker(self.redis.url)
         self.builders = Builders(self.database)
-        self._environment = {**os.environ, **FAST, **environment, **self._addresses()}
+        self._environment = {**os.environ, **environment, **self._addresses()}
         self._spawn(self._supervise, "supervisor")
 
     def start_reconciler(self) -> None:

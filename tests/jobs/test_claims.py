@@ -279,7 +279,7 @@ def test_priority_goes_before_age_within_an_account(builders) -> None:
     ]
     worker = builders.a_worker()
     leased = [builders.a_lease(worker).job_id for _ in jobs]
-    assert leased == [jobs[2].id, jobs[0].id, jobs[3].id, jobs[1].id]
+    assert leased == [jobs[1].id, jobs[0].id, jobs[3].id, jobs[2].id]
 
 
 def test_a_job_whose_last_shard_is_leased_does_not_hide_the_next_one(database, builders) -> None:

@@ -87,6 +87,7 @@ ENVIRONMENT_READERS = {
     "app.stack.up": "children get our environment and the stack's variables",
     "worker.models.convert": "tells the hub client to stay offline, before it is imported",
     "worker.engine.environment": "vLLM is configured by variables that must be set before import",
+    "worker.engine.vllm_engine": "the engine process inherits its number of threads",
     "worker.failpoints": "fault tests choose the place of death in a process that they start",
 }
 

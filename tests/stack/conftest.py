@@ -1,5 +1,6 @@
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -36,8 +37,8 @@ def start_stack(data_dir: Path) -> Iterator[Callable[..., RunningStack]]:
     """Start stacks in the data folder; each is ended after the test."""
     started: list[RunningStack] = []
 
-    def start(*options: str, folder: Path = data_dir, **environment: str) -> RunningStack:
-        started.append(RunningStack(folder, *options, **environment))
+    def start(*options: str, folder: Path = data_dir, **rest: Any) -> RunningStack:
+        started.append(RunningStack(folder, *options, **rest))
         return started[-1]
 
     yield start

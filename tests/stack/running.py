@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
 
 import httpx
@@ -21,11 +22,20 @@ MARK = "TILLER_TEST_STACK"
 class RunningStack:
     """Starts the stack of a data folder and finds every process that came of it."""
 
-    def __init__(self, data_dir: Path, *options: str, **environment: str) -> None:
+    def __init__(
+        self, data_dir: Path, *options: str, prefix: Sequence[str] = (), **environment: str
+    ) -> None:
         self.data_dir = data_dir
         self.mark = uuid.uuid4().hex
         self.started_at = time.time()
-        command = [sys.executable, "-m", "tests.stack.stub_up", "--data-dir", str(data_dir)]
+        command = [
+            *prefix,
+            sys.executable,
+            "-m",
+            "tests.stack.stub_up",
+            "--data-dir",
+            str(data_dir),
+        ]
         self.process = subprocess.Popen(
             [*command, "--port", "0", *options],
             cwd=ROOT,

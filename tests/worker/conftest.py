@@ -1,0 +1,142 @@
+"""A worker's inside without its process: Drain and ShardRun around an engine that tests hold."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.completions.spec import RequestSpec
+from app.jobs.records import LeasedShard, WorkerIdentity, WorkerStats
+from app.kit.db import Database
+from app.storage import ObjectStore, open_store
+from tests.faults.stub_engine import StubEngine
+from tests.fixtures.builders import Builders
+from worker.drain import Drain
+from worker.engine.vectors import VectorCache
+from worker.heartbeat import Heartbeat, Speedometer
+from worker.outcomes import Outcome
+from worker.part_writer import PartWriter, job_meta
+from worker.shard_run import ShardRun, Shop
+from worker.stopping import Stopping
+from worker.vectors import VectorShelf
+
+ROOM = 8
+
+
+class HeldEngine(StubEngine):
+    """Answers nothing before `release`; knows how many requests it had at once."""
+
+    def __init__(self) -> None:
+        super().__init__(seconds_per_request=0)
+        self.gate = asyncio.Event()
+        self.running = 0
+        self.most = 0
+
+    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+        self.running += 1
+        self.most = max(self.most, self.running)
+        try:
+            await self.gate.wait()
+            return await super().run(key, spec, salt=salt)
+        finally:
+            self.running -= 1
+
+    def release(self) -> None:
+        """Answer everything from now on."""
+        self.gate.set()
+
+
+class Bench:
+    """One worker's parts in this process; made inside the running event loop."""
+
+    def __init__(self, database: Database, builders: Builders, folder: Path) -> None:
+        self.database = database
+        self.folder = folder
+        self.store: ObjectStore = open_store((folder / "objects").as_uri())
+        self.engine = HeldEngine()
+        self.stopping = Stopping(60.0)
+        self.threads = ThreadPoolExecutor(max_workers=4)
+        self.identity: WorkerIdentity = builders.a_worker()
+        self.spool = folder / "spool"
+        self.parts: list[PartWriter] = []
+        vectors = folder / "vectors"
+        self.shop = Shop(
+            database=database,
+            store=self.store,
+            engine=self.engine,
+            shelf=VectorShelf(database, VectorCache(vectors), vectors, 10**6),
+            room=asyncio.Semaphore(ROOM),
+            threads=self.threads,
+            speed=Speedometer(),
+            stopping=self.stopping,
+            open_part=self.open_part,
+        )
+        self.heartbeat = Heartbeat(
+            database,
+            self.identity.worker_id,
+            beat_seconds=0.05,
+            lease_seconds=30.0,
+            stopping=self.stopping,
+            stats=WorkerStats,
+        )
+
+    def open_part(self, shard: LeasedShard) -> PartWriter:
+        """Open the real writer."""
+        facts = self.engine.facts
+        part = PartWriter(self.spool, self.store, job_meta(shard, facts), shard, facts)
+        self.parts.append(part)
+        return part
+
+    def drain(self, *, shards_max: int = 4, **changes: Any) -> Drain:
+        """Make a Drain over these parts."""
+        return Drain(
+            replace(self.shop, **changes),
+            self.identity,
+            self.heartbeat,
+            lease_seconds=30.0,
+            poll_seconds=0.02,
+            shards_max=shards_max,
+        )
+
+    def lease(self, builders: Builders) -> ShardRun:
+        """Lease the next shard and watch its lease."""
+        run = ShardRun(self.shop, builders.a_lease(self.identity))
+        self.heartbeat.watch(run.watch)
+        return run
+
+    def left_in_spool(self) -> list[Path]:
+        """List what lies in the spool folder."""
+        return [path for path in self.spool.rglob("*") if path.is_file()]
+
+    def objects(self) -> list[Path]:
+        """List the files of the object store."""
+        return [path for path in (self.folder / "objects").rglob("*") if path.is_file()]
+
+    async def until(self, condition: Callable[[], object], seconds: float = 10.0) -> None:
+        """Let the loop run until the condition holds."""
+        async with asyncio.timeout(seconds):
+            while not condition():  # noqa: ASYNC110 (Postgres sets no event)
+                await asyncio.sleep(0.005)
+
+
+@pytest.fixture
+def bench_of(database, builders, tmp_path):
+    """A context manager that gives a Bench with a beating heart."""
+
+    @asynccontextmanager
+    async def open_bench() -> AsyncIterator[Bench]:
+        (tmp_path / "objects").mkdir()
+        bench = Bench(database, builders, tmp_path)
+        bench.heartbeat.start()
+        try:
+            yield bench
+        finally:
+            await asyncio.to_thread(bench.heartbeat.stop)
+            bench.threads.shutdown()
+
+    return open_bench
