@@ -366,11 +366,12 @@ def expire_leases(conn: Conn, limit: int) -> int:
 
 
 def _expire_leases_of(conn: Conn, job: Job, limit: int) -> int:
+    # SKIP LOCKED: a worker that froze within a heartbeat must not hold up everybody's leases.
     rows = conn.execute(
         """
         SELECT id, job_id, first_index, end_index, lease_token, attempt, engine_deaths FROM shards
         WHERE job_id = %s AND state = 'leased' AND lease_expires_at < clock_timestamp()
-        ORDER BY id LIMIT %s FOR NO KEY UPDATE
+        ORDER BY id LIMIT %s FOR NO KEY UPDATE SKIP LOCKED
         """,
         [job.id, limit],
     ).fetchall()

@@ -106,7 +106,7 @@ def session_settings() -> dict[str, Any]:
         "application_name": "tiller",
         "options": (
             "-c statement_timeout=30000 -c lock_timeout=10000 "
-            "-c idle_in_transaction_session_timeout=30000 -c timezone=UTC "
+            "-c idle_in_transaction_session_timeout=10000 -c timezone=UTC "
             "-c plan_cache_mode=force_custom_plan"
         ),
     }

@@ -8,11 +8,14 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
+from app.completions.salt import salt_for
 from app.completions.spec import RequestSpec
 from worker.engine.vllm_engine import EngineConfig, VllmEngine
 from worker.outcomes import Outcome
 
+ACCOUNT = UUID(int=1)
 _keys = itertools.count()
 
 
@@ -30,7 +33,6 @@ def config_for(model: Path, scratch: Path, **changes: Any) -> EngineConfig:
         "scratch_dir": scratch,
         "in_process": True,
         "block_size": 32,
-        "log_level": "ERROR",
     }
     return EngineConfig(**{**values, **changes})
 
@@ -46,7 +48,7 @@ def engine_for(model: Path, scratch: Path, **changes: Any) -> Iterator[VllmEngin
 
 
 def run_together(
-    engine: VllmEngine, specs: list[RequestSpec], *, salt: str = "account"
+    engine: VllmEngine, specs: list[RequestSpec], *, account: UUID = ACCOUNT
 ) -> list[Outcome]:
     """Run requests that all enter the engine before its next step."""
 
@@ -54,7 +56,7 @@ def run_together(
         with engine.core.held():
             tasks = [
                 asyncio.ensure_future(
-                    engine.run(f"test-{next(_keys)}", spec, salt=_salt(spec, salt))
+                    engine.run(f"test-{next(_keys)}", spec, salt=salt_for(account, spec))
                 )
                 for spec in specs
             ]
@@ -65,10 +67,6 @@ def run_together(
     return asyncio.run(everything())
 
 
-def run_alone(engine: VllmEngine, spec: RequestSpec, *, salt: str = "account") -> Outcome:
+def run_alone(engine: VllmEngine, spec: RequestSpec, *, account: UUID = ACCOUNT) -> Outcome:
     """Run one request."""
-    return run_together(engine, [spec], salt=salt)[0]
-
-
-def _salt(spec: RequestSpec, salt: str) -> str:
-    return f"{salt}-{hash((spec.interventions, spec.prompt_tokens))}"
+    return run_together(engine, [spec], account=account)[0]

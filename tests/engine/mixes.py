@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -33,14 +34,21 @@ def mixed_cases(
     seed: int,
     strength: float = 1.0,
     prompt_max: int = 24,
+    prompts: Sequence[tuple[int, ...]] = (),
+    tokens_max: int = 9,
 ) -> list[Case]:
-    """Draw requests in turn: plain, everywhere, positions, spans, norm_match, several at once."""
+    """Draw requests in turn: plain, everywhere, positions, spans, norm_match, several at once.
+
+    Prompts are random token ids, unless `prompts` lists some to be used in turn.
+    """
     rng = random.Random(seed)
     numbers = np.random.default_rng(seed)
     cases = []
     for index in range(count):
         prompt = tuple(rng.randrange(3, vocab) for _ in range(rng.randrange(1, prompt_max)))
-        tokens = rng.randrange(1, 10)
+        if prompts:
+            prompt = prompts[index % len(prompts)]
+        tokens = rng.randrange(1, tokens_max + 1)
         edits = []
         kinds = [[], ["all"], ["positions"], ["spans"], ["norm"], ["all", "positions", "norm"]]
         for kind in kinds[index % len(kinds)]:

@@ -112,7 +112,7 @@ class InProcessCore:
         while True:
             with self._wake:
                 commands, self._commands = self._commands, []
-                idle = self._held or not self.llm.has_unfinished_requests()
+                idle = self._held or not self._has_work()
                 if not commands:
                     if self._stop:
                         return False
@@ -121,6 +121,11 @@ class InProcessCore:
                     self._wake.wait()
             for command in commands:
                 command()
+
+    def _has_work(self) -> bool:
+        """As in a served engine: a last step without tokens lets finished requests leave."""
+        scheduler = self.llm.engine_core.engine_core.scheduler
+        return bool(self.llm.has_unfinished_requests() or scheduler.has_finished_requests())
 
     def _answer(self, request_id: str, result: Any) -> None:
         waiting = self._waiting.pop(request_id, None)

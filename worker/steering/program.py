@@ -140,7 +140,9 @@ def _segments(op: AddOp, block: Block) -> Segments:
     # Zero rows, and products that underflow float32 to zero, are no ops at all.
     moves = block.peaks[which] > 0
     if not op.norm_match:
-        moves &= np.float32(op.scale) * block.peaks[which].astype(np.float32) != 0
+        # A product beyond float32 is infinite here and makes its rows misfits, step by step.
+        with np.errstate(over="ignore"):
+            moves &= np.float32(op.scale) * block.peaks[which].astype(np.float32) != 0
     size = int(moves.sum())
     return Segments(
         layer=np.full(size, op.layer, dtype=np.int64),
