@@ -124,7 +124,8 @@ class InProcessCore:
 
     def _has_work(self) -> bool:
         """As in a served engine: a last step without tokens lets finished requests leave."""
-        scheduler = self.llm.engine_core.engine_core.scheduler
+        client: Any = self.llm.engine_core  # vLLM's in-process client, which holds the core itself
+        scheduler = client.engine_core.scheduler
         return bool(self.llm.has_unfinished_requests() or scheduler.has_finished_requests())
 
     def _answer(self, request_id: str, result: Any) -> None:
