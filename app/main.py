@@ -10,7 +10,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import psycopg
-from fastapi import FastAPI, Request, Response
+from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
@@ -63,7 +63,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     for router in ROUTERS:
-        app.include_router(router)
+        app.include_router(router, dependencies=[Depends(_refuse_nul)])
     # Added last is outermost: every answer has an id, a 413 too.
     app.add_middleware(BodyLimitMiddleware, bytes_max=settings.limits.body_bytes)
     app.add_middleware(RequestIdMiddleware)
@@ -88,6 +88,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         app.state.database.close()
         app.state.waker.close()
+
+
+def _refuse_nul(request: Request) -> None:
+    """Refuse U+0000 in a query: no text in Postgres can hold it."""
+    for name, value in request.query_params.multi_items():
+        if "\0" in name + value:
+            shown = name.replace("\0", "\\0")
+            msg = f"{shown} holds the character U+0000, which is not allowed; leave it out."
+            raise InvalidRequestError(msg, param=shown)
 
 
 async def _answer_api_error(request: Request, error: Any) -> Response:

@@ -11,9 +11,7 @@ processor (all threads, kernel included), so that a busy machine does not change
 is the same on an idle machine; that is reported beside it.
 """
 
-import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -21,8 +19,6 @@ import tempfile
 import threading
 import time
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from pathlib import Path
 from typing import Self
 
@@ -33,14 +29,12 @@ from app.jobs.records import LeasedShard
 from app.kit.ids import new_uuid
 from app.steering.spec import Capture, Site
 from app.storage import open_store
+from bench.report import machine, save
 from worker.engine.protocol import EngineFacts
 from worker.outcomes import CaptureRows, Choice, Outcome, Succeeded, Work
 from worker.part_writer import PartWriter, job_meta
 
-RESULTS = Path(__file__).parent / "results" / "results_write.json"
-TABLE = Path(__file__).parent / "RESULTS.md"
-BEGIN, END = "<!-- results_write -->", "<!-- /results_write -->"
-REPEATS = 5
+BEGIN, REPEATS = 5
 PROMPT, GENERATED = 20, 31
 ROWS = PROMPT + GENERATED - 1
 TOKENS = tuple(range(GENERATED))
@@ -206,32 +200,15 @@ def main() -> None:
         )
         print(lines[-1], flush=True)
     figures["results.write_mb_per_s"] = round(min(speeds), 1)
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(figures, indent=2, sort_keys=True) + "\n", encoding="utf-8")
-    write_section(lines)
-
-
-def write_section(lines: list[str]) -> None:
-    """Replace this benchmark's section of RESULTS.md."""
-    machine = f"{platform.machine()}, {os.cpu_count()} cores (one used)"
-    versions = ", ".join(f"{name} {version(name)}" for name in ("pyarrow", "numpy", "obstore"))
-    text = f"""{BEGIN}
-## results_write: captured bfloat16 to durable Parquet, one core
-
-{datetime.now(UTC):%Y-%m-%d}; {machine}; Python {platform.python_version()}, {versions}.
-Goal: at least 100 MB/s a core, and memory that does not grow with the part. Memory is what is
-allocated while writing, in a fresh process; mapped input is not counted.
-
-{os.linesep.join(lines)}
-{END}
-"""
-    old = TABLE.read_text(encoding="utf-8") if TABLE.exists() else "# Benchmark results\n\n"
-    if BEGIN in old:
-        before, rest = old.split(BEGIN, 1)
-        text = before + text + rest.split(END, 1)[1].lstrip("\n")
-    else:
-        text = old.rstrip("\n") + "\n\n" + text
-    TABLE.write_text(text, encoding="utf-8")
+    facts = machine("pyarrow", "numpy", "obstore").replace("cores;", "cores (one used);")
+    intro = [
+        facts,
+        "Goal: at least 100 MB/s a core, and memory that does not grow with the part. Memory is",
+        "what is allocated while writing, in a fresh process; mapped input is not counted.",
+        "",
+    ]
+    title = "results_write: captured bfloat16 to durable Parquet, one core"
+    save("results_write", title, figures, [*intro, *lines])
 
 
 if __name__ == "__main__":

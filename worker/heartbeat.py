@@ -8,6 +8,7 @@ would be refused by the fence.
 import logging
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from uuid import UUID
@@ -130,25 +131,36 @@ def resident_bytes() -> int:
 
 
 class Speedometer:
-    """Generated tokens a second over about the last 30 seconds."""
+    """Generated tokens a second of the time in which requests finished, lately.
 
-    def __init__(self, window_seconds: float = 30.0) -> None:
-        """Forget what is older than the window."""
+    Gaps without any finished request do not count: an idle worker is not a slow one. Too few
+    tokens say nothing, so they are no speed at all.
+    """
+
+    def __init__(
+        self, window_seconds: float = 30.0, *, gap_seconds: float = 2.0, tokens_min: int = 200
+    ) -> None:
+        """Forget what is older than the window of busy time."""
         self._window = window_seconds
-        self._marks: list[tuple[float, int]] = []
+        self._gap = gap_seconds
+        self._tokens_min = tokens_min
+        self._marks: deque[tuple[float, int]] = deque()  # busy seconds since the last, tokens
+        self._last: float | None = None
         self._lock = threading.Lock()
 
     def add(self, tokens: int) -> None:
         """Count tokens that were generated just now."""
-        with self._lock:
-            self._marks.append((time.monotonic(), tokens))
-
-    def tokens_per_second(self) -> float:
-        """Give the mean over the window."""
         now = time.monotonic()
         with self._lock:
-            self._marks = [mark for mark in self._marks if now - mark[0] < self._window]
-            if not self._marks:
-                return 0.0
-            span = max(1.0, now - self._marks[0][0])
-            return sum(tokens for _, tokens in self._marks) / span
+            passed = self._gap if self._last is None else min(now - self._last, self._gap)
+            self._last = now
+            self._marks.append((passed, tokens))
+            while sum(seconds for seconds, _ in self._marks) > self._window:
+                self._marks.popleft()
+
+    def tokens_per_second(self) -> float | None:
+        """Give the mean over the window; None until it is worth something."""
+        with self._lock:
+            tokens = sum(tokens for _, tokens in self._marks)
+            seconds = sum(seconds for seconds, _ in self._marks)
+        return tokens / seconds if tokens >= self._tokens_min else None

@@ -20,6 +20,8 @@ TOKEN_LIST_MAX = 1024
 REPETITION_PENALTY_MIN = 0.01
 REPETITION_PENALTY_MAX = 100.0
 
+HARD_BAN = -100  # a logit_bias of this much is no bias but a ban
+
 Rule = Callable[[Any], Any]
 
 
@@ -65,6 +67,11 @@ class SamplingRules:
                 values[name] = rule(value)
             except RefusedError as refusal:
                 problems.append(Problem(name, f"{name} {refusal}"))
+        allowed = values.get("allowed_token_ids")
+        banned = {token for token, bias in values.get("logit_bias", ()) if bias == HARD_BAN}
+        if allowed is not None and banned.issuperset(allowed):
+            message = "logit_bias bans every token of allowed_token_ids, so none could be drawn."
+            problems.append(Problem("logit_bias", message))
         return values
 
     def _stop(self, value: Any) -> tuple[str, ...]:

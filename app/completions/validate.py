@@ -99,8 +99,14 @@ class Validator:
             problems += [
                 Problem(name, f"{name} belongs to a single Completion; a Job does not stream.")
                 for name in ("stream", "stream_options")
-                if body.get(name) not in (None, False)
+                if body.get(name) is not None and body[name] is not False
             ]
+        if self._is_job and body.get("echo") is True:
+            message = (
+                "A Job does not echo: every result row holds the prompt beside the text. "
+                "For log-probabilities of the prompt ask for prompt_logprobs."
+            )
+            problems.append(Problem("echo", message))
         _flag(body, "return_token_ids", problems, default=False)
         user = body.get("user")
         if user is not None and (not isinstance(user, str) or len(user) > USER_CHARS_MAX):

@@ -17,7 +17,7 @@ class InvalidJobError(InvalidRequestError):
         codes = {problem.code for _, problem in problems}
         super().__init__(
             where + first.message + more,
-            param=first.param if index is None else f"requests[{index}].{first.param}",
+            param=_param(index, first.param),
             code=codes.pop() if len(codes) == 1 else None,
             details=[
                 {
@@ -36,3 +36,10 @@ class InvalidJobError(InvalidRequestError):
         content = super().envelope(request_id)
         content["error"]["total"] = self.total
         return content
+
+
+def _param(index: int | None, param: str | None) -> str | None:
+    """Name the place of a problem from the Job's top."""
+    if index is None:
+        return param
+    return f"requests[{index}]" if param is None else f"requests[{index}].{param}"

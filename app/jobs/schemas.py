@@ -54,7 +54,8 @@ def read_order(sent: Mapping[str, Any], limits: Limits) -> JobOrder:
     elif defaults is not None and not {"custom_id", "body"}.isdisjoint(defaults):
         message = "defaults may hold fields of a completions body only, not custom_id or body."
         problems.append(Problem("defaults", message))
-    priority = sent.get("priority") or "standard"
+    priority = sent.get("priority")
+    priority = "standard" if priority is None else priority
     if not isinstance(priority, str) or priority not in PRIORITIES:
         message = f"priority must be one of {', '.join(PRIORITIES)}, not {shown(priority)}."
         problems.append(Problem("priority", message))
@@ -63,7 +64,7 @@ def read_order(sent: Mapping[str, Any], limits: Limits) -> JobOrder:
     if expires_in is not None and not (is_int(expires_in) and least <= expires_in <= most):
         message = f"expires_in must be {least} to {most} seconds, not {shown(expires_in)}."
         problems.append(Problem("expires_in", message))
-    if sent.get("reproducible") not in (None, False):
+    if sent.get("reproducible") is not None and sent["reproducible"] is not False:
         message = (
             "This server does not offer reproducible Jobs. Leave the field out; with seed and "
             "temperature 0 texts rarely differ between runs."

@@ -4,6 +4,7 @@ Whoever ran the request fills in text and tokens; a request that never ran gets 
 here alone. Numbers of Steering vectors never enter a row: `steering` names them by content.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -11,7 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import orjson
 import pyarrow as pa
 
 from app.completions.spec import RequestSpec
@@ -99,7 +99,7 @@ def steering_json(spec: RequestSpec) -> str | None:
     """Write a request's interventions as JSON, without the numbers; None when it has none."""
     if not spec.interventions:
         return None
-    return orjson.dumps([to_json(item) for item in spec.interventions]).decode()
+    return json.dumps([to_json(item) for item in spec.interventions], separators=(",", ":"))
 
 
 def steered_positions(

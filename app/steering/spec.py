@@ -68,7 +68,7 @@ def intervention_from_json(data: dict[str, Any]) -> Intervention:
         layer=data["layer"],
         vector=data["vector"],
         row=data["row"],
-        scale=data.get("scale", 1.0),
+        scale=float(data.get("scale", 1.0)),  # jsonb gives 1e20 back as a whole number
         norm_match=data.get("norm_match", False),
         positions=None if positions is None else tuple(positions),
         spans=None if spans is None else tuple((a, b) for a, b in spans),

@@ -8,20 +8,24 @@ from worker.heartbeat import Speedometer
 from worker.stopping import Stopping
 
 
-def test_the_speedometer_gives_the_mean_over_its_window(monkeypatch):
+def test_the_speedometer_counts_busy_time_only(monkeypatch):
     now = 1000.0
     monkeypatch.setattr("time.monotonic", lambda: now)
-    speed = Speedometer(window_seconds=30)
-    assert speed.tokens_per_second() == 0.0
+    speed = Speedometer(window_seconds=30, gap_seconds=2, tokens_min=200)
+    assert speed.tokens_per_second() is None
+    speed.add(150)
+    assert speed.tokens_per_second() is None, "one small request says nothing about speed"
+    now = 1001.0
+    speed.add(150)
+    assert speed.tokens_per_second() == pytest.approx(300 / 3)
+    now = 5000.0
+    assert speed.tokens_per_second() == pytest.approx(100.0), "an idle worker is not a slow one"
     speed.add(100)
-    assert speed.tokens_per_second() == 100.0, "less than a second counts as one"
-    now = 1010.0
-    speed.add(100)
-    assert speed.tokens_per_second() == pytest.approx(20.0)
-    now = 1035.0
-    assert speed.tokens_per_second() == pytest.approx(100 / 25), "the first mark is forgotten"
-    now = 1100.0
-    assert speed.tokens_per_second() == 0.0
+    assert speed.tokens_per_second() == pytest.approx(400 / 5)
+    for _ in range(40):
+        now += 1.0
+        speed.add(50)
+    assert speed.tokens_per_second() == pytest.approx(50.0), "what lies long back is forgotten"
 
 
 def test_a_soft_stop_becomes_hard_when_its_time_is_over(monkeypatch):
