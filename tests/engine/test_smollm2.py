@@ -35,7 +35,7 @@ SUBJECTS = (
 
 
 def test_64_mixed_requests_equal_the_reference(tmp_path: Path) -> None:
-    cache = load_fetch_settings().cache_dir.expanduser()
+    cache = load_fetch_settings().cache_dir
     folder = add.add_wheel_model("smollm2-135m", tmp_path, cache=cache)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     prompts = [

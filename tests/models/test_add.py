@@ -15,7 +15,7 @@ from worker.models.__main__ import main
 from worker.models.settings import load_fetch_settings
 
 SMOL = "smollm2-135m"
-CACHE = load_fetch_settings().cache_dir.expanduser()
+CACHE = load_fetch_settings().cache_dir
 
 
 def test_smollm2_is_served_with_its_known_sizes(tmp_path):

