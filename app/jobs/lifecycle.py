@@ -200,18 +200,28 @@ def insert_files(
     conn: Conn, job_id: UUID, files: Sequence[PublishedFile], *, lease_token: int | None
 ) -> None:
     """Name files that lie complete in the object store, as part of `lease_token` or of the Job."""
-    with conn.cursor() as cursor:
-        cursor.executemany(
-            """
-            INSERT INTO result_files (job_id, path, lease_token, kind, layer, capture, rows,
-                bytes, sha256, first_index, end_index)
-            VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
-            """,
-            [
-                (
-                    *(job_id, file.path, lease_token, file.kind, file.layer, file.capture),
-                    *(file.rows, file.bytes, file.sha256, file.first_index, file.end_index),
-                )
-                for file in files
-            ],
-        )
+    conn.execute(
+        """
+        INSERT INTO result_files (job_id, path, lease_token, kind, layer, capture, rows,
+            bytes, sha256, first_index, end_index)
+        SELECT %(job_id)s, file.path, %(lease_token)s, file.kind, file.layer, file.capture,
+            file.rows, file.bytes, file.sha256, file.first_index, file.end_index
+        FROM unnest(%(paths)s::text[], %(kinds)s::text[], %(layers)s::integer[],
+                %(captures)s::text[], %(rows)s::bigint[], %(bytes)s::bigint[],
+                %(sha256)s::text[], %(firsts)s::integer[], %(ends)s::integer[])
+            AS file (path, kind, layer, capture, rows, bytes, sha256, first_index, end_index)
+        """,
+        {
+            "job_id": job_id,
+            "lease_token": lease_token,
+            "paths": [file.path for file in files],
+            "kinds": [file.kind for file in files],
+            "layers": [file.layer for file in files],
+            "captures": [file.capture for file in files],
+            "rows": [file.rows for file in files],
+            "bytes": [file.bytes for file in files],
+            "sha256": [file.sha256 for file in files],
+            "firsts": [file.first_index for file in files],
+            "ends": [file.end_index for file in files],
+        },
+    )

@@ -76,6 +76,7 @@ def all_steps(database: Database, store: ObjectStore, waker: steps.SupportsWake)
     now = time.monotonic()
     hourly = {"every_seconds": HOUR_SECONDS, "due_at": now + HOUR_SECONDS * random.random()}  # noqa: S311
     return [
+        Step("end_silent_sessions", partial(steps.end_silent_sessions, database)),
         Step("expire_leases", partial(steps.expire_leases, database)),
         Step("expire_jobs", partial(steps.expire_jobs, database)),
         Step(

@@ -28,6 +28,9 @@ JOBS_MAX = 200
 IDEMPOTENCY_KEY_DAYS = 7
 IDEMPOTENCY_KEYS_MAX = 5000
 WORKER_SILENT_SECONDS = 60.0
+# Longer than any statement may take (statement_timeout in kit.db). Postgres does not apply its
+# own limits while it reads the rest of a statement or of a COPY from its client.
+CLIENT_SILENT_SECONDS = 35.0
 AUDIT_STATEMENT_SECONDS = 600  # counts every row there is; nothing waits for it
 # Rules whose violation means that a balance is wrong; their subject is the account.
 BALANCE_RULES = frozenset({"L1", "L2", "L3"})
@@ -38,6 +41,27 @@ class SupportsWake(Protocol):
 
     def wake(self, model: str) -> bool:
         """Tell workers of `model` that there may be work."""
+
+
+def end_silent_sessions(database: Database) -> int:
+    """End sessions of Tiller whose client froze in the middle of a statement; count them.
+
+    Such a session keeps its locks for ever: it is neither idle in its transaction nor does its
+    statement run, so no limit of Postgres ends it.
+    """
+    with database.transaction() as conn:
+        ended = conn.execute(
+            """
+            SELECT pg_terminate_backend(pid) FROM pg_stat_activity
+            WHERE datname = current_database() AND usename = current_user
+                AND application_name = 'tiller' AND state = 'active'
+                AND wait_event_type = 'Client' AND pid <> pg_backend_pid()
+                AND greatest(state_change, query_start)
+                    < clock_timestamp() - make_interval(secs => %s)
+            """,
+            [CLIENT_SILENT_SECONDS],
+        )
+        return ended.rowcount
 
 
 def expire_leases(database: Database) -> int:

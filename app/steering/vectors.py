@@ -143,14 +143,23 @@ def _known(conn: Conn, account_id: UUID, digests: list[bytes]) -> set[bytes]:
 
 
 def _insert(conn: Conn, account_id: UUID, vectors: list[Vector]) -> None:
-    with conn.cursor() as cursor:
-        cursor.executemany(
-            """
-            INSERT INTO vectors (account_id, digest, dtype, shape, data)
-            VALUES (%s, %s, %s, %s, %b) ON CONFLICT DO NOTHING
-            """,
-            [(account_id, v.digest, v.dtype, list(v.shape), v.data) for v in vectors],
-        )
+    conn.execute(
+        """
+        INSERT INTO vectors (account_id, digest, dtype, shape, data)
+        SELECT %(account_id)s, digest, dtype, shape::integer[], data
+        FROM unnest(%(digests)s::bytea[], %(dtypes)s::text[], %(shapes)s::text[], %(data)b::bytea[])
+            AS vector (digest, dtype, shape, data)
+        ON CONFLICT DO NOTHING
+        """,
+        {
+            "account_id": account_id,
+            "digests": [vector.digest for vector in vectors],
+            "dtypes": [vector.dtype for vector in vectors],
+            # Postgres has no arrays of arrays of different lengths: each shape travels as text.
+            "shapes": ["{" + ",".join(map(str, vector.shape)) + "}" for vector in vectors],
+            "data": [vector.data for vector in vectors],
+        },
+    )
 
 
 def _digest(name: str) -> bytes:

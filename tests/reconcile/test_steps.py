@@ -1,14 +1,20 @@
 """Each duty of the reconciler, alone: what it repairs, what it leaves, what it counts."""
 
+import time
+from collections.abc import Callable
+from contextlib import closing
 from uuid import UUID
 
+import psycopg
 import pytest
 
 from app.accounts.accounts import create_account
 from app.errors import UnavailableError
 from app.jobs.claims import finish_shard
+from app.jobs.lifecycle import try_lock_job
 from app.jobs.records import WorkerStats
 from app.jobs.workers import worker_heartbeat
+from app.kit.db import session_settings
 from app.reconcile import steps
 from tests.checker import check_everything
 from tests.fixtures.builders import errored, succeeded
@@ -27,6 +33,13 @@ class Bell:
         return model not in self.deaf
 
 
+def wait_until(condition: Callable[[], object], seconds: float = 10.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
 def worker_state(database, worker) -> str:
     with database.transaction() as conn:
         row = conn.execute("SELECT state FROM workers WHERE id = %s", [worker.worker_id]).fetchone()
@@ -42,6 +55,41 @@ def test_expired_leases_of_many_jobs_end_in_one_round(database, builders) -> Non
     assert steps.expire_leases(database) == 0
     assert [builders.job(job.id).n_running for job in jobs] == [0, 0, 0]
     check_everything(database)
+
+
+def test_a_client_that_froze_within_a_statement_gives_its_locks_back(database, builders) -> None:
+    job = builders.a_job(requests=2)
+    # Closed, not committed: the connection is dead by then.
+    with closing(psycopg.connect(database.url, **session_settings())) as frozen:
+        frozen.execute("SELECT 1 FROM jobs WHERE id = %s FOR UPDATE", [job.id])
+        # Sent, but not its end: as a process that was stopped between the two.
+        frozen.pgconn.enter_pipeline_mode()
+        frozen.pgconn.send_query_params(b"SELECT 1", None)
+        frozen.pgconn.send_flush_request()
+        while frozen.pgconn.flush():
+            pass
+
+        def free() -> bool:
+            with database.transaction() as conn:
+                return try_lock_job(conn, job.id) is not None
+
+        assert not free()
+        assert steps.end_silent_sessions(database) == 0, "it has not been silent for long"
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(steps, "CLIENT_SILENT_SECONDS", 0.0)
+            wait_until(lambda: steps.end_silent_sessions(database) == 1)
+        wait_until(free)
+
+
+def test_sessions_that_are_only_slow_are_left_alone(database) -> None:
+    with (
+        psycopg.connect(database.url, **session_settings()) as idle,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        idle.execute("SELECT 1")
+        patch.setattr(steps, "CLIENT_SILENT_SECONDS", 0.0)
+        steps.end_silent_sessions(database)
+        assert idle.execute("SELECT 2 AS two").fetchone() == {"two": 2}
 
 
 def test_overdue_jobs_expire_and_others_stay(database, builders) -> None:

@@ -13,6 +13,9 @@ CODE = pytest.mark.parametrize(
 UNSAFE_MODULES = {"pickle", "cPickle", "cloudpickle", "dill", "marshal", "shelve", "yaml"}
 VAGUE_NAMES = {"utils", "util", "helpers", "helper", "common", "manager", "misc", "handler"}
 EXECUTES = {"execute", "executemany", "copy", "stream"}
+# A client that freezes inside a pipeline (executemany is one) leaves its locks to nobody: the
+# server waits for the rest, and no timeout of Postgres counts that wait.
+PIPELINES = {"executemany", "pipeline"}
 NAIVE_CALLS = {
     "datetime.utcnow",
     "datetime.utcfromtimestamp",
@@ -43,6 +46,12 @@ def test_no_datetime_is_naive(source):
         if name in ("datetime.now", "datetime.datetime.now", "datetime.fromtimestamp"):
             given = len(call.args) >= (2 if name.endswith("fromtimestamp") else 1)
             assert given or any(k.arg == "tz" for k in call.keywords), f"{where} has no time zone"
+
+
+@CODE
+def test_no_statement_is_sent_in_parts(source):
+    for name, call in _calls(source.tree):
+        assert name.rsplit(".", 1)[-1] not in PIPELINES, f"{source.name}:{call.lineno} {name}"
 
 
 # Migrations may repeat a statement for names of their own; no value from outside reaches them.
