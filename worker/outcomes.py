@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from app.completions.spec import RequestSpec
+from app.steering.spec import Reduce, Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +48,20 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class CaptureRows:
-    """Captured rows: `layers[L]` is [rows, width] in the model's dtype, row i is position i.
+    """What a capture read: `layers[L]` is [rows, width], one row for each of `positions`.
 
-    bfloat16 rows are uint16 bit patterns (`dtype` = "bfloat16"); float32 rows are float32.
-    rows = P + G - 1. `path` is the file behind the arrays.
+    `positions` [rows] ascends within 0..P + G - 2; those that the capture asked for and that ran.
+    With Reduce.none the rows are the model's: bfloat16 as uint16 bit patterns (`dtype` =
+    "bfloat16"), or float32. Reduced rows are float32: width 1 for norm, one number a direction
+    for project. Reduce.mean gives one row for all of `positions`, none when there are none.
+    `path` is the file behind the arrays.
     """
 
     name: str
     dtype: str
     layers: Mapping[int, npt.NDArray[np.uint16] | npt.NDArray[np.float32]]
+    positions: npt.NDArray[np.int32]
+    reduce: Reduce = Reduce.none
     path: Path | None = None
 
 
@@ -68,7 +74,7 @@ class Succeeded:
     prompt_logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
     started_at: float = 0.0
     finished_at: float = 0.0
-    steered_rows: Mapping[int, int] = field(default_factory=dict)
+    steered_rows: Mapping[tuple[Site, int], int] = field(default_factory=dict)
 
     @property
     def completion_tokens(self) -> int:

@@ -56,7 +56,7 @@ def model_object(model: ServedModel, limits: Limits, queue: QueueState) -> dict[
             "max_model_len": model.max_model_len,
             "max_logprobs": limits.logprobs,
             "dtype": model.dtype,
-            "sites": model.sites,
+            "sites": model.describe_sites(),
             "vocab_size": model.vocab_size,
         },
         "queue": {

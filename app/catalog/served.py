@@ -9,8 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from app.catalog.architectures import ARCHITECTURES
 from app.catalog.models_file import CatalogError, ModelEntry
 from app.catalog.revision import weights_revision
+from app.steering.spec import Site
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +20,10 @@ class ServedModel:
     """A model as requests are checked against it.
 
     `max_model_len` is the context in tokens, prompt and completion together. `special_token_ids`
-    are ascending. `revision` names the weights and the tokenizer. From `mode` on the fields say
-    how a worker sets its engine up; `threads` None leaves the number to the engine.
+    are ascending: BOS, EOS and every marker that the tokenizer calls special. `sites` is empty
+    for an architecture that cannot be steered. `revision` names the weights and the tokenizer.
+    From `mode` on the fields say how a worker sets its engine up; `threads` None leaves the
+    number to the engine.
     """
 
     name: str
@@ -31,6 +35,8 @@ class ServedModel:
     hidden_size: int
     n_layers: int
     n_heads: int
+    head_dim: int
+    sites: tuple[Site, ...]
     vocab_size: int
     max_model_len: int
     bos_id: int | None
@@ -43,10 +49,16 @@ class ServedModel:
     kv_cache_bytes: int
     threads: int | None
 
-    @property
-    def sites(self) -> dict[str, dict[str, int]]:
+    def site_width(self, site: Site) -> int:
+        """Say how many numbers a row of a site has."""
+        return self.n_heads * self.head_dim if site is Site.z else self.hidden_size
+
+    def describe_sites(self) -> dict[str, dict[str, int]]:
         """Say where interventions write and captures read, and how wide each place is."""
-        return {"resid_post": {"width": self.hidden_size}}
+        described = {site.value: {"width": self.site_width(site)} for site in self.sites}
+        if Site.z in self.sites:
+            described[Site.z.value]["heads"] = self.n_heads
+        return described
 
 
 def read_served_model(name: str, entry: ModelEntry, *, beside: Path) -> ServedModel:
@@ -62,6 +74,10 @@ def read_served_model(name: str, entry: ModelEntry, *, beside: Path) -> ServedMo
     if (entry.max_model_len or 0) > context:
         msg = f"Model {name!r}: max_model_len {entry.max_model_len} is over the model's {context}."
         raise CatalogError(msg)
+    architecture = str((config.get("architectures") or ["unknown"])[0])
+    known = ARCHITECTURES.get(architecture)
+    hidden = _number(folder, text, "hidden_size", "n_embd", "d_model")
+    heads = _number(folder, text, "num_attention_heads", "n_head", "num_heads")
     bos, eos, special = _token_ids(folder, tokenizer_folder, text)
     revision = entry.revision or weights_revision(folder, records=beside / "checksums")
     return ServedModel(
@@ -70,10 +86,12 @@ def read_served_model(name: str, entry: ModelEntry, *, beside: Path) -> ServedMo
         tokenizer_path=tokenizer_folder,
         revision=revision,
         dtype=entry.dtype,
-        architecture=str((config.get("architectures") or ["unknown"])[0]),
-        hidden_size=_number(folder, text, "hidden_size", "n_embd", "d_model"),
+        architecture=architecture,
+        hidden_size=hidden,
         n_layers=_number(folder, text, "num_hidden_layers", "n_layer", "num_layers"),
-        n_heads=_number(folder, text, "num_attention_heads", "n_head", "num_heads"),
+        n_heads=heads,
+        head_dim=text.get("head_dim") or hidden // heads,
+        sites=() if known is None else known.sites(text),
         vocab_size=_number(folder, text, "vocab_size"),
         max_model_len=entry.max_model_len or context,
         bos_id=bos,

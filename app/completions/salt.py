@@ -11,12 +11,12 @@ from uuid import UUID
 from app.completions.spec import RequestSpec
 from app.steering.spec import Intervention, to_json
 
-_VERSION = "tiller-salt-1"  # to be changed when the meaning of an intervention changes
+_VERSION = "tiller-salt-2"  # to be changed when the meaning of an intervention changes
 
 
 def salt_for(account_id: UUID, spec: RequestSpec) -> str:
     """Return the salt of a request: 64 hexadecimal digits, never empty."""
-    active = [item for item in spec.interventions if item.scale != 0]
+    active = [item for item in spec.interventions if not item.changes_nothing]
     content: dict[str, object] = {
         "version": _VERSION,
         "account": str(account_id),

@@ -134,6 +134,7 @@ def _intervention(edit: dict[str, Any], cache: VectorCache, name: str) -> Interv
         row=0,
         scale=edit["scale"],
         norm_match=edit["norm_match"],
+        summed=True,
         positions=tuple(edit["positions"]) if "positions" in edit else None,
         spans=tuple(edit["spans"]) if "spans" in edit else None,
     )

@@ -11,8 +11,9 @@ from worker.engine.canary import CanaryError, prove_steering
 from worker.engine.vllm_engine import VllmEngine
 from worker.steering import core as steering_core
 from worker.steering import layer as steering_layer
+from worker.steering.core import SteeringCore
 
-Layer = Callable[..., None]
+Work = Callable[..., None]
 
 
 def test_canary_passes_on_a_sound_engine(engine: VllmEngine) -> None:
@@ -21,45 +22,50 @@ def test_canary_passes_on_a_sound_engine(engine: VllmEngine) -> None:
     assert report.move_error < 1e-6
 
 
-def _silent(_original: Layer) -> Layer:
+def _silent(_original: Work) -> Work:
     return lambda *_args: None
 
 
-def _one_layer_late(original: Layer) -> Layer:
-    return lambda plan, layer, *rest: original(plan, max(layer - 1, 0), *rest)
-
-
-def _every_row(original: Layer) -> Layer:
-    def broken(plan, layer, hidden, residual, table):
-        if plan.steer[layer] is not None:
+def _every_row(original: Work) -> Work:
+    def broken(work, hidden, residual, *rest):
+        if work.steer is not None:
             residual += 1.0
-        original(plan, layer, hidden, residual, table)
+        original(work, hidden, residual, *rest)
 
     return broken
 
 
-def _read_only(original: Layer) -> Layer:
-    def broken(plan, layer, hidden, residual, table):
-        original(plan, layer, hidden.clone(), residual.clone(), table)
+def _read_only(original: Work) -> Work:
+    def broken(work, hidden, residual, *rest):
+        original(work, hidden.clone(), residual.clone(), *rest)
 
     return broken
 
 
-def _half_the_scale(original: Layer) -> Layer:
-    def broken(plan, layer, hidden, residual, table):
-        if plan.steer[layer] is not None:
-            plan.steer[layer].delta.mul_(0.5)
-        original(plan, layer, hidden, residual, table)
+def _half_the_scale(original: Work) -> Work:
+    def broken(work, *rest):
+        if work.steer is not None:
+            work.steer.delta.mul_(0.5)
+        original(work, *rest)
 
     return broken
 
 
-@pytest.mark.parametrize(
-    "break_it", [_silent, _one_layer_late, _every_row, _read_only, _half_the_scale]
-)
+@pytest.mark.parametrize("break_it", [_silent, _every_row, _read_only, _half_the_scale])
 def test_canary_fails_with_a_broken_hook(
-    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Layer], Layer]
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, break_it: Callable[[Work], Work]
 ) -> None:
-    monkeypatch.setattr(steering_core, "apply_layer", break_it(steering_layer.apply_layer))
+    monkeypatch.setattr(steering_core, "apply_work", break_it(steering_layer.apply_work))
+    with pytest.raises(CanaryError):
+        asyncio.run(prove_steering(engine, engine.vectors))
+
+
+def test_canary_fails_when_hooks_are_one_layer_late(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    original = SteeringCore._on_tensors
+    monkeypatch.setattr(
+        SteeringCore, "_on_tensors", lambda core, point, *rest: original(core, point - 1, *rest)
+    )
     with pytest.raises(CanaryError):
         asyncio.run(prove_steering(engine, engine.vectors))

@@ -75,7 +75,7 @@ def test_steered_rows_count_what_ran_and_leave_out_what_came_from_the_cache(
     span = Intervention(Op.add, Site.resid_post, 2, "sv_count", 0, spans=((10, 98),))
     outcome = run_alone(engine, request(seed=5, interventions=(span,)))
     assert isinstance(outcome, Succeeded)
-    assert outcome.steered_rows == {2: 88 if repeat == 1 else 2}
+    assert outcome.steered_rows == {(Site.resid_post, 2): 88 if repeat == 1 else 2}
 
 
 def cached(engine: VllmEngine, spec: RequestSpec, model: Path, *, account: UUID = ACCOUNT) -> int:

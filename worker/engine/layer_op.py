@@ -1,4 +1,4 @@
-"""The operation that a decoder layer calls: opaque to the compiler, honest about what it changes.
+"""The operation that a hooked module calls: opaque to the compiler, honest about what it changes.
 
 torch.compile keeps the call as it is and knows that both tensors are mutated; what happens inside
 is the steering core's business and depends on the step's data only.
@@ -13,40 +13,40 @@ import torch
 if TYPE_CHECKING:
     from worker.steering.core import SteeringCore
 
-# The cores of this process; a layer names its core by place, so that two engines never mix.
+# The cores of this process; a hook names its core by place, so that two engines never mix.
 _cores: list[SteeringCore | None] = []
 
 
 def register_core(core: SteeringCore) -> int:
-    """Make a core callable from layers; returns its handle."""
+    """Make a core callable from hooks; returns its handle."""
     _cores.append(core)
     return len(_cores) - 1
 
 
 def unregister_core(handle: int) -> None:
-    """Let go of a core; layers that still call it do nothing."""
+    """Let go of a core; hooks that still call it do nothing."""
     _cores[handle] = None
 
 
-@torch.library.custom_op("tiller::after_layer_pair", mutates_args=("hidden", "residual"))
-def after_layer_pair(hidden: torch.Tensor, residual: torch.Tensor, layer: int, handle: int) -> None:
-    """Steer and capture the stream hidden + residual after a layer."""
+@torch.library.custom_op("tiller::work_on_pair", mutates_args=("hidden", "residual"))
+def work_on_pair(hidden: torch.Tensor, residual: torch.Tensor, point: int, handle: int) -> None:
+    """Steer and capture the stream hidden + residual at a point."""
     core = _cores[handle]
     if core is not None:
-        core.layer(layer, hidden, residual)
+        core.work(point, hidden, residual)
 
 
-@torch.library.custom_op("tiller::after_layer_single", mutates_args=("hidden",))
-def after_layer_single(hidden: torch.Tensor, layer: int, handle: int) -> None:
-    """Steer and capture the stream after a layer that returns it whole."""
+@torch.library.custom_op("tiller::work_on_tensor", mutates_args=("hidden",))
+def work_on_tensor(hidden: torch.Tensor, point: int, handle: int) -> None:
+    """Steer and capture a point that is one tensor."""
     core = _cores[handle]
     if core is not None:
-        core.layer(layer, hidden)
+        core.work(point, hidden)
 
 
 def _nothing(*_arguments: object) -> None:
     """Stand in while the compiler traces: both operations return nothing."""
 
 
-after_layer_pair.register_fake(_nothing)
-after_layer_single.register_fake(_nothing)
+work_on_pair.register_fake(_nothing)
+work_on_tensor.register_fake(_nothing)

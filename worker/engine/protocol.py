@@ -7,10 +7,13 @@ An engine decides nothing about meaning: it gets a RequestSpec whose vectors lie
 folder (`VectorCache`), and gives an Outcome.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.completions.spec import RequestSpec
+from app.steering.spec import Site
+from worker.engine.groups import Seat
 from worker.outcomes import Outcome
 
 
@@ -39,6 +42,25 @@ class EngineFacts:
     hidden_size: int
     n_layers: int
     max_num_seqs: int
+    site_widths: Mapping[Site, int] = field(default_factory=dict)  # the sites that it serves
+    n_heads: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """A request's place among those that run together, whole, in order and with nothing beside.
+
+    Choices count one by one: `size` is how many there are in the group, `first` how many stand
+    before this request's own. `key` is unique among running groups.
+    """
+
+    key: str
+    size: int
+    first: int
+
+    def seat(self, choice: int) -> Seat:
+        """Give the seat of a choice of this request."""
+        return Seat(self.key, self.size, self.first + choice)
 
 
 class Engine(Protocol):
@@ -48,8 +70,13 @@ class Engine(Protocol):
     def facts(self) -> EngineFacts:
         """Facts about model and engine, fixed at start."""
 
-    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+    async def run(
+        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
+    ) -> Outcome:
         """Run one request to its end. `key` is unique among running requests.
+
+        A request of a `group` starts when all of the group is there (or was refused), reads no
+        prefix cache and shares no batch with requests outside of it.
 
         Returns Errored for a failure of this request alone. Raises EngineDeadError when the
         process is lost, asyncio.CancelledError (after aborting in the engine) when cancelled.

@@ -1,9 +1,9 @@
 """The adapter: a steering core plugged into one vLLM model runner (V1), by wrapping its methods.
 
-    load_model      -> a hook on every decoder layer (before profiling and compiling)
+    load_model      -> hooks on the sites of every layer (before profiling and compiling)
     _update_states  -> requests come and go; also on steps without tokens
     _prepare_inputs -> the plan of the step, from the batch order of this very step
-    _model_forward  -> layers do their work; then rows and progress are stored
+    _model_forward  -> the hooks do their work; then rows and progress are stored
     execute_model   -> rows that feed the logits are checked
 
 Only this instance is wrapped; other runners of the process are untouched. Profiling and dummy
@@ -13,19 +13,26 @@ runs pass through none of the planning and find the core inert.
 from __future__ import annotations
 
 import logging
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
 from worker.engine import layer_op
-from worker.engine.architectures import Layout, architecture_of, decoder_layers
+from worker.engine.architectures import (
+    decoder_layers,
+    head_count,
+    hook,
+    refuse_other_implementation,
+    site_widths,
+)
 from worker.engine.environment import UnsupportedEngineError, check_signature
 from worker.engine.settings import EngineSettings, engine_settings
 from worker.steering.board import StatusBoard
 from worker.steering.carrier import CARRIER_KEY
 from worker.steering.core import SteeringCore
-from worker.steering.plan import Shape
+from worker.steering.points import Shape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -98,13 +105,14 @@ class SteeredRunner:
 
     def _attach(self, model: nn.Module) -> None:
         model_config = self._config.model_config
-        architecture = architecture_of(model)
+        architecture = refuse_other_implementation(model, model_config)
         dtype = model_config.dtype
         assert isinstance(dtype, torch.dtype)  # vLLM resolves names such as "auto"
         self.core = SteeringCore(
             shape=Shape(
                 n_layers=model_config.get_total_num_hidden_layers(),
-                width=model_config.get_hidden_size(),
+                widths=site_widths(self._config),
+                n_heads=head_count(model_config),
                 dtype=dtype,
                 device=self._runner.device,
             ),
@@ -116,23 +124,24 @@ class SteeredRunner:
         )
         self._handle = layer_op.register_core(self.core)
         for number, layer in decoder_layers(model, architecture):
-            layer.register_forward_hook(self._hook(number, architecture.layout))
+            for site in self.core.shape.widths:
+                point = self.core.shape.point(site, number)
+                hook(layer, architecture.taps[site], self._work_at(point))
 
-    def _hook(self, layer: int, layout: Layout) -> Callable[[Any, Any, Any], None]:
+    def _work_at(self, point: int) -> Callable[[torch.Tensor, torch.Tensor | None], None]:
         handle, core = self._handle, self.core
         assert core is not None
         if self._settings.mode == "eager":
             # Nothing traces this: straight into the core, without the dispatcher's toll.
-            if layout is Layout.pair:
-                return lambda _module, _args, output: core.layer(layer, output[0], output[1])
-            return lambda _module, _args, output: core.layer(layer, output)
-        if layout is Layout.pair:
-            return lambda _module, _args, output: torch.ops.tiller.after_layer_pair(
-                output[0], output[1], layer, handle
-            )
-        return lambda _module, _args, output: torch.ops.tiller.after_layer_single(
-            output, layer, handle
-        )
+            return partial(core.work, point)
+
+        def work(hidden: torch.Tensor, residual: torch.Tensor | None) -> None:
+            if residual is None:
+                torch.ops.tiller.work_on_tensor(hidden, point, handle)
+            else:
+                torch.ops.tiller.work_on_pair(hidden, residual, point, handle)
+
+        return work
 
     def _wrap_update_states(self, original: Callable[..., Any]) -> Callable[..., Any]:
         def update_states(scheduler_output: Any) -> Any:

@@ -36,7 +36,7 @@ class EngineSettings:
 
     def compute_hash(self) -> str:
         """Name what changes compiled code: that its layers steer, not where or for whom."""
-        return f"tiller-layer-op-1-{self.mode}"
+        return f"tiller-layer-op-2-{self.mode}"
 
 
 def engine_settings(config: VllmConfig) -> EngineSettings:

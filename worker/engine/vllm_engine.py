@@ -14,23 +14,32 @@ import itertools
 import os
 import shutil
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from app.steering.spec import Site
+from worker.engine.captured import (
+    NON_FINITE,
+    drop_regions,
+    make_regions,
+    needs_prompt,
+    read_regions,
+    reads_of,
+)
 from worker.engine.environment import (
     UnsupportedEngineError,
     prepare_environment,
     vllm_version,
 )
-from worker.engine.protocol import EngineDeadError, EngineFacts
+from worker.engine.groups import SEAT_KEY, Seat, note_of
+from worker.engine.protocol import EngineDeadError, EngineFacts, Group
 from worker.engine.settings import EngineSettings
 from worker.engine.vectors import VectorCache
 from worker.outcomes import CaptureRows, Errored, Outcome, Succeeded
 from worker.steering.board import Flag, StatusBoard, Tickets
-from worker.steering.carrier import AddOp, Carrier, add_op, pack
-from worker.steering.region import CaptureRegion, RegionShape
+from worker.steering.carrier import Carrier, pack
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -39,18 +48,15 @@ if TYPE_CHECKING:
     from vllm.outputs import RequestOutput
 
     from app.completions.spec import RequestSpec
-    from app.steering.spec import Intervention
+    from app.steering.spec import Capture, Intervention
     from worker.engine.in_process import InProcessCore
     from worker.engine.served import ServedCore
-    from worker.outcomes import Choice
+    from worker.steering.region import CaptureRegion
 
 _FLAG_ERRORS = {
     Flag.unknown_vector: ("unknown_vector", "A steering vector is not known to the engine."),
     Flag.plan_failed: ("steering_failed", "The interventions could not be applied."),
-    Flag.non_finite: (
-        "non_finite_activations",
-        "Activations became infinite or not a number. Lower the scale of the interventions.",
-    ),
+    Flag.non_finite: NON_FINITE,
 }
 _FINISHED = frozenset({"stop", "length"})
 
@@ -85,11 +91,15 @@ class EngineConfig:
 
 @dataclass(slots=True)
 class _Stay:
-    """One engine request's stay in the engine: its ticket and region, to be cleaned up."""
+    """One engine request's stay in the engine: its ticket and regions, to be cleaned up.
+
+    `seat` is its place in a group.
+    """
 
     ticket: int | None = None
-    region: CaptureRegion | None = None
-    ops: tuple[AddOp, ...] = ()
+    regions: list[tuple[Capture, CaptureRegion]] = field(default_factory=list)
+    ops: tuple[Intervention, ...] = ()
+    seat: Seat | None = None
 
 
 class VllmEngine:
@@ -99,6 +109,9 @@ class VllmEngine:
         self, config: EngineConfig, core: ServedCore | InProcessCore, board: StatusBoard
     ) -> None:
         """Take over a started core; use `start` instead."""
+        # After the core: vLLM must not be imported before its environment stands.
+        from worker.engine.architectures import head_count, site_widths
+
         model = core.config.model_config
         self.vectors = VectorCache(config.scratch_dir / "vectors")
         self.core = core
@@ -115,6 +128,8 @@ class VllmEngine:
             hidden_size=model.get_hidden_size(),
             n_layers=model.get_total_num_hidden_layers(),
             max_num_seqs=config.max_num_seqs,
+            site_widths=site_widths(core.config),
+            n_heads=head_count(model),
         )
 
     @classmethod
@@ -145,7 +160,9 @@ class VllmEngine:
         """Facts about model and engine, fixed at start."""
         return self._facts
 
-    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+    async def run(
+        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
+    ) -> Outcome:
         """Run one request to its end; see the Engine protocol.
 
         Choice i of n is an engine request of its own, with seed + i. Captures need n = 1.
@@ -155,7 +172,8 @@ class VllmEngine:
         started_at = time.time()
         choices = range(spec.sampling.n)
         tasks = [
-            asyncio.ensure_future(self._run_choice(key, spec, index, salt)) for index in choices
+            asyncio.ensure_future(self._run_seated(key, spec, index, salt, group))
+            for index in choices
         ]
         try:
             results = await asyncio.gather(*tasks)
@@ -188,8 +206,22 @@ class VllmEngine:
         self.core.shutdown()
         shutil.rmtree(self._config.scratch_dir / "captures", ignore_errors=True)
 
+    async def _run_seated(
+        self, key: str, spec: RequestSpec, index: int, salt: str, group: Group | None
+    ) -> Succeeded | Errored:
+        """Run one choice; whatever becomes of it, its group does not wait for it in vain."""
+        if group is None:
+            return await self._run_choice(key, spec, index, salt)
+        seat, result = group.seat(index), None
+        try:
+            result = await self._run_choice(key, spec, index, salt, seat)
+            return result
+        finally:
+            if not isinstance(result, Succeeded):
+                await self.core.give_up(note_of(seat))
+
     async def _run_choice(
-        self, key: str, spec: RequestSpec, index: int, salt: str
+        self, key: str, spec: RequestSpec, index: int, salt: str, seat: Seat | None = None
     ) -> Succeeded | Errored:
         refused = self._refuse(spec)
         if refused is not None:
@@ -197,37 +229,46 @@ class VllmEngine:
         with self._stay(spec, key) as stay:
             if isinstance(stay, Errored):
                 return stay
+            stay.seat = seat
             output = await self._generate(key, spec, index, salt, stay)
             if isinstance(output, Errored):
                 return output
             return self._judge(spec, index, output, stay)
 
     def _refuse(self, spec: RequestSpec) -> Errored | None:
-        """Check what only the engine knows for sure: layers and vectors."""
-        n_layers = self._facts.n_layers
-        for item in spec.interventions:
-            if not 0 <= item.layer < n_layers:
-                return _no_layer(item.layer, n_layers)
-            if not self.vectors.has(item.vector):
-                code, message = _FLAG_ERRORS[Flag.unknown_vector]
-                return Errored(code, message)
-        for capture in spec.captures:
-            for layer in capture.layers:
-                if not 0 <= layer < n_layers:
-                    return _no_layer(layer, n_layers)
+        """Check what only the engine knows for sure: layers, sites, heads and vectors."""
+        facts = self._facts
+        touched = [(item.site, item.layer) for item in spec.interventions]
+        touched += [(read.site, layer) for read in spec.captures for layer in read.layers]
+        for site, layer in touched:
+            if not 0 <= layer < facts.n_layers:
+                return _no_layer(layer, facts.n_layers)
+            if site not in facts.site_widths:
+                return Errored(
+                    "invalid_request",
+                    f"{facts.model} has no site {site.value} here; it has "
+                    f"{', '.join(facts.site_widths)}.",
+                )
+        named = {item.vector for item in spec.interventions}
+        named |= {item.vector for read in spec.captures for item in read.directions}
+        if not all(map(self.vectors.has, named)):
+            return Errored(*_FLAG_ERRORS[Flag.unknown_vector])
         return None
 
     @contextlib.contextmanager
     def _stay(self, spec: RequestSpec, key: str) -> Iterator[_Stay | Errored]:
-        """Give a request its ticket and region, and clean up unless the region is handed on."""
+        """Give a request its ticket and regions, and clean up unless the regions are handed on."""
         stay = _Stay()
+        stay.ops = tuple(item for item in spec.interventions if not item.changes_nothing)
         try:
-            stay.ops = tuple(filter(None, map(add_op, spec.interventions)))
             if spec.captures or stay.ops:
                 stay.ticket = self._tickets.take()
             if spec.captures:
-                stay.region = self._make_region(spec, key)
-        except (ValueError, OSError, RuntimeError) as error:
+                name = "".join(char if char.isalnum() else "-" for char in key)[:64]
+                prefix = self._config.scratch_dir / "captures" / f"{name}.{next(self._numbers)}"
+                widths, dtype = self._facts.site_widths, self._facts.dtype
+                stay.regions = make_regions(spec, prefix, widths, dtype)
+        except (OSError, RuntimeError) as error:
             self._leave(stay)
             yield Errored("steering_failed", str(error))
             return
@@ -239,21 +280,7 @@ class VllmEngine:
     def _leave(self, stay: _Stay) -> None:
         if stay.ticket is not None:
             self._tickets.give_back(stay.ticket)
-        if stay.region is not None:
-            stay.region.path.unlink(missing_ok=True)
-
-    def _make_region(self, spec: RequestSpec, key: str) -> CaptureRegion:
-        layers = _captured_layers(spec)
-        name = "".join(char if char.isalnum() else "-" for char in key)[:64]
-        return CaptureRegion.create(
-            self._config.scratch_dir / "captures" / f"{name}.{next(self._numbers)}",
-            RegionShape(
-                layers=len(layers),
-                rows=spec.prompt_tokens + spec.sampling.max_tokens,
-                width=self._facts.hidden_size,
-                dtype=self._facts.dtype,
-            ),
-        )
+        drop_regions(stay.regions)
 
     async def _generate(
         self, key: str, spec: RequestSpec, index: int, salt: str, stay: _Stay
@@ -265,8 +292,11 @@ class VllmEngine:
         from worker.engine.sampling import to_params
 
         carried = {} if stay.ticket is None else pack(self._carrier(spec, stay))
+        if stay.seat is not None:
+            carried[SEAT_KEY] = list(stay.seat)
+        skip_cache = needs_prompt(spec) or stay.seat is not None
         try:
-            params = to_params(spec.sampling, index, carried, skip_cache=stay.region is not None)
+            params = to_params(spec.sampling, index, carried, skip_cache=skip_cache)
             prompt = tokens_input(list(spec.prompt_token_ids), cache_salt=salt)
             return await self.core.generate(prompt, params, f"{key}.{index}.{next(self._numbers)}")
         except EngineDeadError as error:
@@ -279,14 +309,11 @@ class VllmEngine:
 
     def _carrier(self, spec: RequestSpec, stay: _Stay) -> Carrier:
         assert stay.ticket is not None
-        region = stay.region
         return Carrier(
             ticket=stay.ticket,
             prompt=spec.prompt_tokens,
             ops=stay.ops,
-            capture_layers=_captured_layers(spec) if region else (),
-            region=str(region.path) if region else None,
-            region_rows=region.shape.rows if region else 0,
+            reads=reads_of(stay.regions),
         )
 
     def _judge(
@@ -304,11 +331,11 @@ class VllmEngine:
             if failed is not None:
                 return failed
         captures: tuple[CaptureRows, ...] = ()
-        if stay.region is not None:
-            read = _read_captures(spec, stay.region, rows, self._facts.dtype)
+        if stay.regions:
+            read = read_regions(stay.regions, rows, self._facts.dtype)
             if isinstance(read, Errored):
                 return read
-            captures, stay.region = read, None  # the file now belongs to the outcome
+            captures, stay.regions = read, []  # the files now belong to the outcome
         prompt_logprobs = None
         if spec.sampling.prompt_logprobs is not None and output.prompt_logprobs is not None:
             prompt_logprobs = to_prompt_logprobs(
@@ -318,26 +345,18 @@ class VllmEngine:
             choices=(choice,),
             captures=captures,
             prompt_logprobs=prompt_logprobs,
-            steered_rows=self._steered_rows(spec.interventions, choice, stay, rows),
+            steered_rows=self._steered_rows(stay, rows),
         )
 
-    def _steered_rows(
-        self,
-        interventions: tuple[Intervention, ...],
-        _choice: Choice,
-        stay: _Stay,
-        rows: int,
-    ) -> Mapping[int, int]:
-        """Count for each layer the rows that ran here and were steered."""
+    def _steered_rows(self, stay: _Stay, rows: int) -> Mapping[tuple[Site, int], int]:
+        """Count for each site and layer the rows that ran here and were steered."""
         if stay.ticket is None or not stay.ops:
             return {}
         first, done = self._tickets.span(stay.ticket)
         end = min(done, rows)
-        covered: dict[int, np.ndarray] = {}
-        for item in interventions:
-            if item.scale == 0:
-                continue
-            mask = covered.setdefault(item.layer, np.zeros(rows, dtype=bool))
+        covered: dict[tuple[Site, int], np.ndarray] = {}
+        for item in stay.ops:
+            mask = covered.setdefault((item.site, item.layer), np.zeros(rows, dtype=bool))
             if item.positions is not None:
                 at = np.array(item.positions)
                 mask[at[at < rows]] = True
@@ -346,7 +365,7 @@ class VllmEngine:
                     mask[begin:stop] = True
             else:
                 mask[:] = True
-        return {layer: int(mask[first:end].sum()) for layer, mask in sorted(covered.items())}
+        return {point: int(mask[first:end].sum()) for point, mask in sorted(covered.items())}
 
 
 def _start_core(config: EngineConfig, settings: EngineSettings) -> ServedCore | InProcessCore:
@@ -416,10 +435,6 @@ def _environment(values: Mapping[str, str]) -> Iterator[None]:
                 os.environ[name] = value
 
 
-def _captured_layers(spec: RequestSpec) -> tuple[int, ...]:
-    return tuple(sorted({layer for capture in spec.captures for layer in capture.layers}))
-
-
 def _no_layer(layer: int, n_layers: int) -> Errored:
     return Errored(
         "invalid_request",
@@ -434,26 +449,3 @@ def _flagged(flags: Flag) -> Errored | None:
     if Flag.seen not in flags:
         return Errored("steering_failed", "The engine did not register the request.")
     return None
-
-
-def _read_captures(
-    spec: RequestSpec, region: CaptureRegion, rows: int, dtype: str
-) -> tuple[CaptureRows, ...] | Errored:
-    if not region.complete(rows):
-        have = int(region.written[:, :rows].min(axis=0).sum())
-        return Errored(
-            "activation_rows_mismatch", f"{have} of {rows} rows of activations were captured."
-        )
-    if not region.finite(rows):
-        code, message = _FLAG_ERRORS[Flag.non_finite]
-        return Errored(code, message)
-    place = {layer: index for index, layer in enumerate(_captured_layers(spec))}
-    return tuple(
-        CaptureRows(
-            name=capture.name,
-            dtype=dtype,
-            layers={layer: region.data[place[layer], :rows] for layer in capture.layers},
-            path=region.path,
-        )
-        for capture in spec.captures
-    )

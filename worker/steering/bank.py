@@ -22,12 +22,18 @@ _FIRST_ROWS = 256
 
 
 class BlockKey(NamedTuple):
-    """Rows [row, row + rows) of a stored vector, at unit length or not."""
+    """Rows [row, row + rows) of a stored vector, at unit length or not.
+
+    Of vectors that are `whole` numbers wide, `width` numbers from `column` on.
+    """
 
     vector: str
     row: int
     rows: int
     unit: bool
+    whole: int
+    column: int
+    width: int
 
 
 @dataclass(slots=True)
@@ -48,7 +54,10 @@ class BankFullError(Exception):
 
 
 class VectorBank:
-    """A table of float32 rows [capacity, width], growing up to `rows_max`."""
+    """A table of float32 rows [capacity, width], growing up to `rows_max`.
+
+    Every key that it is asked for has this width.
+    """
 
     def __init__(
         self,
@@ -91,14 +100,14 @@ class VectorBank:
 
     def _put(self, key: BlockKey) -> Block:
         stored = self._load(key.vector)
-        rows = np.array(stored[key.row : key.row + key.rows], dtype=np.float32)
-        width = self.table.shape[1]
-        if key.row < 0 or rows.shape != (key.rows, width):
+        taken = stored[key.row : key.row + key.rows]
+        if key.row < 0 or taken.shape != (key.rows, key.whole):
             msg = (
-                f"rows {key.row} to {key.row + key.rows - 1} of width {width} are not in "
+                f"rows {key.row} to {key.row + key.rows - 1} of width {key.whole} are not in "
                 f"vector {key.vector} of shape {tuple(stored.shape)}"
             )
             raise ValueError(msg)
+        rows = np.array(taken[:, key.column : key.column + key.width], dtype=np.float32)
         if not np.isfinite(rows).all():
             msg = f"vector {key.vector} holds a number that is not finite"
             raise ValueError(msg)
@@ -137,3 +146,41 @@ class VectorBank:
             if len(self._free) >= count:
                 return
             self._free.extend(self._blocks.pop(key).places.tolist())
+
+
+class Banks:
+    """One bank a width: whole rows of the sites, and slices for single heads."""
+
+    def __init__(
+        self,
+        load: Callable[[str], npt.NDArray[np.float32]],
+        device: torch.device,
+        bytes_max: int,
+    ) -> None:
+        """`load` as in VectorBank; each bank grows up to `bytes_max`."""
+        self._load = load
+        self._device = device
+        self._bytes_max = bytes_max
+        self._banks: dict[int, VectorBank] = {}
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks all banks hold."""
+        return sum(bank.blocks for bank in self._banks.values())
+
+    def acquire(self, key: BlockKey) -> Block:
+        """Return a block of the bank of its width; see VectorBank.acquire."""
+        bank = self._banks.get(key.width)
+        if bank is None:
+            rows_max = max(self._bytes_max // (4 * key.width), 1)
+            bank = VectorBank(key.width, rows_max, self._load, self._device)
+            self._banks[key.width] = bank
+        return bank.acquire(key)
+
+    def release(self, key: BlockKey) -> None:
+        """Take back one use of a block."""
+        self._banks[key.width].release(key)
+
+    def table(self, width: int) -> torch.Tensor:
+        """Return the rows of one width, float32 [capacity, width]; it moves when the bank grows."""
+        return self._banks[width].table

@@ -1,34 +1,36 @@
 """What a request carries into the engine process: references only, as plain JSON values.
 
-Vectors travel as ids of files, captured rows as the path of a mapped file. Position lists are
-written once and shared between ops.
+Vectors travel as ids of files, captured rows as paths of mapped files. Position lists are written
+once and shared between ops.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from app.steering.spec import Intervention, Op, Site
+from app.steering.spec import (
+    Capture,
+    Intervention,
+    Op,
+    Site,
+    capture_from_json,
+    intervention_from_json,
+    to_json,
+)
 
 CARRIER_KEY = "tiller"
-# Interventions that this engine knows; anything else is refused before it can be left out.
-SERVED_OPS = frozenset({Op.add})
-SERVED_SITES = frozenset({Site.resid_post})
+# Lists of these names are written once for all ops that share them.
+_SHARED = ("positions", "spans")
 
 
 @dataclass(frozen=True, slots=True)
-class AddOp:
-    """x + scale * row of a vector at one layer; positions and spans as in `Intervention`."""
+class Read:
+    """A capture and the mapped file, of `rows` rows a layer, that its rows go to."""
 
-    layer: int
-    vector: str
-    row: int
-    scale: float
-    norm_match: bool
-    positions: tuple[int, ...] | None
-    spans: tuple[tuple[int, int], ...] | None
+    capture: Capture
+    region: str
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +38,13 @@ class Carrier:
     """One request's share of the engine's work.
 
     `prompt` is P as it was sent: after preemption the engine counts generated tokens as prompt.
-    `region` holds `region_rows` rows for each of `capture_layers`.
     """
 
     ticket: int
     prompt: int
-    ops: tuple[AddOp, ...] = ()
-    capture_layers: tuple[int, ...] = ()
-    region: str | None = None
-    region_rows: int = 0
+    ops: tuple[Intervention, ...] = ()
+    reads: tuple[Read, ...] = ()
     extras: dict[str, Any] = field(default_factory=dict)
-
-
-def add_op(item: Intervention) -> AddOp | None:
-    """Turn an intervention into its op; None when it changes nothing.
-
-    Raises ValueError for an op or a site that this engine does not serve.
-    """
-    if item.op not in SERVED_OPS or item.site not in SERVED_SITES:
-        msg = f"the engine does not serve {item.op.value} at {item.site.value}"
-        raise ValueError(msg)
-    if item.scale == 0:
-        return None
-    return AddOp(
-        layer=item.layer,
-        vector=item.vector,
-        row=item.row,
-        scale=item.scale,
-        norm_match=item.norm_match,
-        positions=item.positions,
-        spans=item.spans,
-    )
 
 
 def pack(carrier: Carrier) -> dict[str, Any]:
@@ -74,34 +52,22 @@ def pack(carrier: Carrier) -> dict[str, Any]:
     places: dict[object, int] = {}
     table: list[Any] = []
 
-    def place(value: tuple[Any, ...] | None) -> int:
-        if value is None:
-            return -1
-        if value not in places:
-            places[value] = len(table)
-            table.append(value)
-        return places[value]
+    def shared(data: dict[str, Any]) -> dict[str, Any]:
+        for name in _SHARED:
+            value = data.get(name)
+            if value is not None:
+                if value not in places:
+                    places[value] = len(table)
+                    table.append(value)
+                data[name] = places[value]
+        return data
 
-    ops = [
-        (
-            op.layer,
-            op.vector,
-            op.row,
-            float(op.scale),
-            op.norm_match,
-            place(op.positions),
-            place(op.spans),
-        )
-        for op in carrier.ops
-    ]
     return {
         "ticket": carrier.ticket,
         "prompt": carrier.prompt,
-        "ops": ops,
+        "ops": [shared(_plain(item)) for item in carrier.ops],
+        "reads": [(_plain(read.capture), read.region, read.rows) for read in carrier.reads],
         "places": table,
-        "capture_layers": carrier.capture_layers,
-        "region": carrier.region,
-        "region_rows": carrier.region_rows,
         **carrier.extras,
     }
 
@@ -110,21 +76,25 @@ def unpack(data: dict[str, Any]) -> Carrier:
     """Read a carrier as `pack` wrote it; raise KeyError, TypeError or ValueError when it is bad."""
     table = data["places"]
 
-    def spans(index: int) -> tuple[tuple[int, int], ...] | None:
-        return None if index < 0 else tuple((a, b) for a, b in table[index])
-
-    def positions(index: int) -> tuple[int, ...] | None:
-        return None if index < 0 else tuple(table[index])
-
-    def ops(items: Iterable[Any]) -> Iterable[AddOp]:
-        for layer, vector, row, scale, norm_match, at, ranges in items:
-            yield AddOp(layer, vector, row, scale, norm_match, positions(at), spans(ranges))
+    def op(item: dict[str, Any]) -> Intervention:
+        lists = {name: table[item[name]] for name in _SHARED if item.get(name) is not None}
+        return intervention_from_json({**item, **lists})
 
     return Carrier(
         ticket=data["ticket"],
         prompt=data["prompt"],
-        ops=tuple(ops(data["ops"])),
-        capture_layers=tuple(data["capture_layers"]),
-        region=data["region"],
-        region_rows=data["region_rows"],
+        ops=tuple(op(item) for item in data["ops"]),
+        reads=tuple(
+            Read(capture_from_json(capture), region, rows)
+            for capture, region, rows in data["reads"]
+        ),
     )
+
+
+def _plain(item: Intervention | Capture) -> dict[str, Any]:
+    """Write an item with plain strings: the engine's decoder knows none of our enumerations."""
+    data = to_json(item)
+    return {
+        key: value.value if isinstance(value, Op | Site) or key == "reduce" else value
+        for key, value in data.items()
+    }

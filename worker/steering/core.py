@@ -1,6 +1,6 @@
 """The steering core of one engine process: who is in, what this step does, what went wrong.
 
-    admit -> (prepare -> layer, layer, ... -> finish) per step -> dismiss
+    admit -> (prepare -> work, work, ... -> finish) per step -> dismiss
 
 No method raises into the forward pass. What fails is flagged on the status board for the request
 that it belongs to; its rows then run unsteered and the front turns the flag into an error.
@@ -15,21 +15,27 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from worker.steering.bank import UnknownVectorError, VectorBank
+from app.steering.spec import Reduce
+from worker.steering.bank import Banks, UnknownVectorError
 from worker.steering.board import Flag, StatusBoard
 from worker.steering.carrier import unpack
-from worker.steering.layer import apply_layer
-from worker.steering.plan import Run, Shape, StepPlan, Tenant, build_plan
+from worker.steering.layer import apply_work
+from worker.steering.plan import Run, StepPlan, Tenant, build_plan
 from worker.steering.program import build_program, drop_program
-from worker.steering.region import CaptureRegion, RegionShape
+from worker.steering.reads import TenantRead, make_read
+from worker.steering.region import CaptureRegion, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     import numpy.typing as npt
 
+    from app.steering.spec import Capture
+    from worker.steering.carrier import Read
+    from worker.steering.points import Shape
+
 _log = logging.getLogger(__name__)
-# A request may bring 2,097,152 numbers; this many rows hold 1 GiB at most.
+# A request may bring 2,097,152 numbers; the rows of one width hold 1 GiB at most.
 _BANK_BYTES = 1 << 30
 
 
@@ -42,17 +48,26 @@ class SteeringCore:
         self._board = board
         self._rank = rank
         self._vectors = vectors
-        rows_max = max(_BANK_BYTES // (4 * shape.width), 1)
-        self._bank = VectorBank(shape.width, rows_max, self._load, shape.device)
+        self._banks = Banks(self._load, shape.device, _BANK_BYTES)
         self._tenants: dict[str, Tenant] = {}
         self._plan: StepPlan | None = None
         self._runs: Sequence[Run] = ()
         self._active = False
 
     @property
+    def shape(self) -> Shape:
+        """The model as this core sees it."""
+        return self._shape
+
+    @property
     def tenants(self) -> int:
         """How many requests are inside."""
         return len(self._tenants)
+
+    @property
+    def blocks(self) -> int:
+        """How many blocks of vectors are on the device."""
+        return self._banks.blocks
 
     def admit(self, request_id: str, carried: dict[str, Any]) -> None:
         """Take a request in; a defect of it is flagged, never raised."""
@@ -105,18 +120,31 @@ class SteeringCore:
             self._plan = self._build(runs, row)
         self._active = self._plan is not None
 
-    def layer(self, layer: int, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> None:
-        """Do a layer's work in the step that was prepared; nothing outside of such a step."""
-        if not self._active:
-            return
+    def work(self, point: int, hidden: torch.Tensor, residual: torch.Tensor | None = None) -> None:
+        """Do a point's work in the step that was prepared; nothing outside of such a step.
+
+        hidden and residual are [..., rows, width] with nothing but ones in front.
+        """
+        if self._active:
+            self._on_tensors(point, hidden, residual)
+
+    def _on_tensors(self, point: int, hidden: torch.Tensor, residual: torch.Tensor | None) -> None:
         plan = self._plan
         assert plan is not None
-        if plan.steer[layer] is None and not plan.capture[layer]:
+        work = plan.work.get(point)
+        if work is None:
             return
         try:
-            apply_layer(plan, layer, hidden, residual, self._bank.table)
+            width = hidden.shape[-1]
+            apply_work(
+                work,
+                hidden.view(-1, width),
+                None if residual is None else residual.view(-1, width),
+                self._banks,
+                plan.unfit,
+            )
         except Exception:  # noqa: BLE001 (flagged, never raised)
-            _log.exception("steering failed at Layer %d", layer)
+            _log.exception("steering failed at point %d", point)
             self._active = False
             self._plan = None
             for run in self._runs:
@@ -128,11 +156,16 @@ class SteeringCore:
         if not self._runs:
             return
         if active and self._plan is not None:
-            self._report_misfits(self._plan)
+            if self._plan.checked:
+                self._report_misfits(self._plan)
             for group in self._plan.groups:
                 rows = _as_stored(group.buffer)
                 for member in group.members:
-                    self._store(self._runs[member.run], rows, member.offset, member.layers)
+                    run = self._runs[member.run]
+                    # A plan that serves again in a later step of decoding is some positions on.
+                    row = member.row + run.position - self._plan.runs[member.run].position
+                    part = slice(member.offset, member.offset + member.count)
+                    self._store(run, member.read, rows[member.layers, part], row)
         columns = np.array(
             [(run.tenant.ticket, run.position, run.position + run.count) for run in self._runs],
             dtype=np.int64,
@@ -164,36 +197,45 @@ class SteeringCore:
     def _settle_in(self, tenant: Tenant, carried: dict[str, Any]) -> None:
         carrier = unpack(carried)
         if carrier.ops:
-            tenant.program = build_program(carrier.ops, self._bank, self._shape.n_layers)
-        if carrier.region is not None:
-            layers = carrier.capture_layers
-            if not all(0 <= layer < self._shape.n_layers for layer in layers):
-                msg = f"layers {layers} are not all in a model of {self._shape.n_layers}"
-                raise ValueError(msg)
-            tenant.region = CaptureRegion(
-                Path(carrier.region),
-                RegionShape(
-                    layers=len(layers),
-                    rows=carrier.region_rows,
-                    width=self._shape.width,
-                    dtype=str(self._shape.dtype).removeprefix("torch."),
-                ),
-            )
-            tenant.capture_layers = layers
+            tenant.program = build_program(carrier.ops, self._banks, self._shape)
+        tenant.reads = tuple(map(self._open, carrier.reads))
+
+    def _open(self, read: Read) -> TenantRead:
+        capture, shape = read.capture, self._shape
+        for layer in capture.layers:
+            shape.point(capture.site, layer)
+        dtype = str(shape.dtype).removeprefix("torch.")
+        wanted = region_shape(capture, read.rows, shape.widths[capture.site], dtype)
+        directions = self._directions(capture) if capture.reduce is Reduce.project else None
+        return make_read(capture, CaptureRegion(Path(read.region), wanted), directions)
+
+    def _directions(self, capture: Capture) -> npt.NDArray[np.float64]:
+        rows = [self._load(item.vector)[item.row] for item in capture.directions]
+        directions = np.array(rows, dtype=np.float64)
+        if directions.shape[1:] != (self._shape.widths[capture.site],):
+            msg = f"capture {capture.name} projects on vectors of {directions.shape[1:]} numbers"
+            raise ValueError(msg)
+        if not np.isfinite(directions).all():
+            msg = f"capture {capture.name} projects on numbers that are not finite"
+            raise ValueError(msg)
+        if capture.unit:
+            norms = np.linalg.norm(directions, axis=1, keepdims=True)
+            directions /= np.where(norms > 0, norms, 1.0)
+        return directions
 
     def _build(self, runs: Sequence[Run], rows: int) -> StepPlan | None:
         try:
-            return build_plan(runs, rows, self._shape, self._bank)
+            return build_plan(runs, rows, self._shape, self._banks)
         except Exception:  # noqa: BLE001 (flagged, never raised)
             _log.exception("the plan of a step failed")
         # Find the culprits one by one; the others get their plan.
         for run in runs:
             try:
-                build_plan([run], rows, self._shape, self._bank)
+                build_plan([run], rows, self._shape, self._banks)
             except Exception:  # noqa: BLE001 (flagged, never raised)
                 self._flag(run.tenant, Flag.plan_failed)
         try:
-            return build_plan(runs, rows, self._shape, self._bank)
+            return build_plan(runs, rows, self._shape, self._banks)
         except Exception:  # noqa: BLE001 (flagged, never raised)
             for run in runs:
                 self._flag(run.tenant, Flag.plan_failed)
@@ -208,22 +250,9 @@ class SteeringCore:
                 self._flag(run.tenant, Flag.non_finite, keep=True)
         plan.unfit.zero_()
 
-    def _store(
-        self,
-        run: Run,
-        rows: npt.NDArray[np.generic],
-        offset: int,
-        layers: slice | list[int],
-    ) -> None:
-        region = run.tenant.region
-        if region is None:
-            return
+    def _store(self, run: Run, read: TenantRead, rows: npt.NDArray[np.generic], row: int) -> None:
         try:
-            end = min(run.position + run.count, region.shape.rows)
-            count = end - run.position
-            if count > 0:
-                region.data[:, run.position : end] = rows[layers, offset : offset + count]
-                region.written[:, run.position : end] = 1
+            read.store(rows, row)
         except Exception:  # noqa: BLE001 (flagged, never raised)
             _log.exception("captured rows could not be stored")
             self._flag(run.tenant, Flag.plan_failed)
@@ -236,10 +265,9 @@ class SteeringCore:
 
     def _empty(self, tenant: Tenant) -> None:
         if tenant.program is not None:
-            drop_program(tenant.program, self._bank)
+            drop_program(tenant.program, self._banks)
         tenant.program = None
-        tenant.region = None
-        tenant.capture_layers = ()
+        tenant.reads = ()
         # A cached plan may still name this tenant.
         if self._plan is not None and any(run.tenant is tenant for run in self._plan.runs):
             self._plan = None

@@ -1,8 +1,11 @@
-"""A request's ops as segments: at layer L, positions [start, end), this row times this scale.
+"""A request's ops as segments: at a point, positions [start, end), this row and these numbers.
 
 Everything is resolved when the request arrives. A step only cuts the segments to the positions
-that it runs. Ops that change nothing (scale 0, a zero row) never become segments, so that such a
-request takes exactly the way of an unsteered one.
+that it runs. Ops that change nothing (scale 0, coeff 1, a zero row) never become segments, so
+that such a request takes exactly the way of an unsteered one.
+
+Ops of one point act in stages, one after the other; the ops of one stage see the same x. Sums
+share a stage: what each adds does not depend on what the others did.
 """
 
 from __future__ import annotations
@@ -12,61 +15,72 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from worker.steering.bank import Block, BlockKey, VectorBank
+from app.steering.spec import FOREVER as OPEN
+from app.steering.spec import Intervention, Op
+from worker.steering.bank import Banks, Block, BlockKey
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import numpy.typing as npt
 
-    from worker.steering.carrier import AddOp
+    from worker.steering.points import Shape
 
     Ints = npt.NDArray[np.int64]
     Floats = npt.NDArray[np.float32]
 
 FOREVER = np.iinfo(np.int64).max
+STAGES_MAX = 64  # ops that one request may have at one point
+POINT_KEYS = 2 * STAGES_MAX  # keys of one point
+# What an op does to x, with a, low and high from its segment, v its row and u the row at unit
+# length: x + a v | x + a |x| u | x + a (x.u) u | x + (clamp(x.u, low, high) - x.u) u | v
+ADD, ADD_NORM, PROJECT, CAP, REPLACE = range(5)
+# Numbers that cannot carry a sum beyond float32 or bfloat16 unless the row was there already.
+_TAME = 1e30
+_TAME_FACTOR = 1e6
 
 
 class Segments(NamedTuple):
-    """Equal-length columns: where, and what is added there."""
+    """Equal-length columns. `key` orders by point, then stage, then whole rows before heads."""
 
-    layer: Ints
+    key: Ints
     start: Ints
     end: Ints
     place: Ints
-    scale: Floats
-    norm: npt.NDArray[np.bool_]
+    kind: Ints
+    head: Ints
+    a: Floats
+    low: Floats
+    high: Floats
 
-    def take(self, chosen: npt.NDArray[np.int64]) -> Segments:
+    def take(self, chosen: npt.NDArray[np.int64] | npt.NDArray[np.bool_]) -> Segments:
         """Return the chosen segments, in the order chosen."""
-        return Segments(
-            self.layer[chosen],
-            self.start[chosen],
-            self.end[chosen],
-            self.place[chosen],
-            self.scale[chosen],
-            self.norm[chosen],
-        )
+        return Segments._make(column[chosen] for column in self)
+
+
+_EMPTY = Segments._make(
+    np.zeros(0, np.float32 if name in ("a", "low", "high") else np.int64)
+    for name in Segments._fields
+)
 
 
 def join(parts: Sequence[Segments]) -> Segments:
     """Put segments one after the other."""
-    return Segments(
-        np.concatenate([np.zeros(0, np.int64), *(part.layer for part in parts)]),
-        np.concatenate([np.zeros(0, np.int64), *(part.start for part in parts)]),
-        np.concatenate([np.zeros(0, np.int64), *(part.end for part in parts)]),
-        np.concatenate([np.zeros(0, np.int64), *(part.place for part in parts)]),
-        np.concatenate([np.zeros(0, np.float32), *(part.scale for part in parts)]),
-        np.concatenate([np.zeros(0, np.bool_), *(part.norm for part in parts)]),
-    )
+    return Segments._make(map(np.concatenate, zip(_EMPTY, *parts, strict=True)))
+
+
+def key_of(point: int, stage: int, *, by_head: bool) -> int:
+    """Number a stage of a point; whole rows and heads are apart."""
+    return point * POINT_KEYS + stage * 2 + by_head
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
     """A request's segments and the blocks they use.
 
-    `always`: every segment covers all positions. `overlaps`: some position of some layer has more
+    `always`: every segment covers all positions. `overlaps`: some position of some stage has more
     than one segment. `bounds`: the sorted positions at which the set of active segments changes.
+    `tame`: what is added is far from the limits of the number formats.
     """
 
     segments: Segments
@@ -74,11 +88,12 @@ class Program:
     bounds: Ints
     always: bool
     overlaps: bool
+    tame: bool
 
     @property
     def empty(self) -> bool:
         """Whether the request is steered nowhere."""
-        return len(self.segments.layer) == 0
+        return len(self.segments.key) == 0
 
     def cut(self, start: int, end: int) -> Segments:
         """Return the segments that touch positions [start, end), cut to that range."""
@@ -89,84 +104,161 @@ class Program:
 
     def next_change(self, position: int) -> int:
         """Return the first position after `position` whose active segments may differ."""
-        index = int(np.searchsorted(self.bounds, position, side="right"))
-        return int(self.bounds[index]) if index < len(self.bounds) else FOREVER
+        return next_after(self.bounds, position)
 
 
-def build_program(ops: Sequence[AddOp], bank: VectorBank, n_layers: int) -> Program:
-    """Resolve ops against the bank, whose blocks the program then holds until `drop_program`.
+def next_after(bounds: Ints, position: int) -> int:
+    """Return the first of sorted `bounds` after `position`, FOREVER when there is none."""
+    index = int(np.searchsorted(bounds, position, side="right"))
+    return int(bounds[index]) if index < len(bounds) else FOREVER
 
-    Raises what `VectorBank.acquire` raises, and ValueError for a layer or a position that cannot
-    be; no block is held then.
+
+class _Stages:
+    """Finds the stage of each op of one point, in their order."""
+
+    def __init__(self) -> None:
+        self._stage = 0
+        self._sums_only = True
+        self._by_head: bool | None = None
+
+    def place(self, item: Intervention) -> int:
+        """Return the stage of the next op."""
+        by_head = item.heads is not None
+        fresh = self._by_head is None
+        adds = item.op is Op.add
+        joins = item.summed or (adds and not item.norm_match)
+        if not (fresh or (joins and self._sums_only and by_head == self._by_head)):
+            self._stage += 1
+            self._sums_only = True
+        self._sums_only = self._sums_only and adds
+        self._by_head = by_head
+        if self._stage >= STAGES_MAX:
+            msg = f"more than {STAGES_MAX} ops at Layer {item.layer} {item.site.value}"
+            raise ValueError(msg)
+        return self._stage
+
+
+def build_program(ops: Sequence[Intervention], banks: Banks, shape: Shape) -> Program:
+    """Resolve ops against the banks, whose blocks the program then holds until `drop_program`.
+
+    Raises what `VectorBank.acquire` raises, and ValueError for a layer, site, head or position
+    that cannot be; no block is held then.
     """
     keys: list[BlockKey] = []
     parts: list[Segments] = []
+    stages: dict[int, _Stages] = {}
+    tame = True
     try:
-        for op in ops:
-            if not 0 <= op.layer < n_layers:
-                msg = f"there is no Layer {op.layer}: the model has {n_layers}"
-                raise ValueError(msg)
-            count = 1 if op.positions is None else len(op.positions)
-            key = BlockKey(op.vector, op.row, count, op.norm_match)
-            block = bank.acquire(key)
-            keys.append(key)
-            parts.append(_segments(op, block))
+        for item in ops:
+            if item.changes_nothing:
+                continue
+            point = shape.point(item.site, item.layer)
+            stage = stages.setdefault(point, _Stages()).place(item)
+            for key, head in _blocks_of(item, shape):
+                block = banks.acquire(key)
+                keys.append(key)
+                number = key_of(point, stage, by_head=item.heads is not None)
+                parts.append(_segments(item, block, number, head))
+                tame = tame and _is_tame(item, block)
     except Exception:
         for key in keys:
-            bank.release(key)
+            banks.release(key)
         raise
-    return _assemble(parts, tuple(keys))
+    return _assemble(parts, tuple(keys), tame=tame)
 
 
-def drop_program(program: Program, bank: VectorBank) -> None:
+def drop_program(program: Program, banks: Banks) -> None:
     """Give the blocks of a program back."""
     for key in program.keys:
-        bank.release(key)
+        banks.release(key)
 
 
-def _segments(op: AddOp, block: Block) -> Segments:
-    if op.positions is not None:
-        start = np.array(op.positions, dtype=np.int64)
+def _blocks_of(item: Intervention, shape: Shape) -> list[tuple[BlockKey, int]]:
+    """List the blocks that an op needs, one a head when it has heads, with their heads."""
+    whole = shape.widths[item.site]
+    rows = 1 if item.positions is None else len(item.positions)
+    unit = item.op in (Op.orthogonal, Op.cap) or (item.op is Op.add and item.norm_match)
+    if item.heads is None:
+        return [(BlockKey(item.vector, item.row, rows, unit, whole, 0, whole), 0)]
+    width = whole // shape.n_heads
+    wrong = next((head for head in item.heads if not 0 <= head < shape.n_heads), None)
+    if wrong is not None:
+        msg = f"there is no head {wrong}: the model has {shape.n_heads}"
+        raise ValueError(msg)
+    return [
+        (BlockKey(item.vector, item.row, rows, unit, whole, head * width, width), head)
+        for head in item.heads
+    ]
+
+
+def _is_tame(item: Intervention, block: Block) -> bool:
+    if item.op is not Op.add:
+        return False
+    factor = abs(item.scale)
+    return factor < _TAME_FACTOR if item.norm_match else factor * block.peaks.max() < _TAME
+
+
+def _segments(item: Intervention, block: Block, key: int, head: int) -> Segments:
+    if item.positions is not None:
+        start = np.array(item.positions, dtype=np.int64)
         end, which = start + 1, np.arange(len(start))
-    elif op.spans is not None:
-        ranges = np.array(op.spans, dtype=np.int64).reshape(-1, 2)
-        start, end = ranges[:, 0], ranges[:, 1]
-        which = np.zeros(len(start), dtype=np.int64)
     else:
-        start, end, which = np.zeros(1, np.int64), np.array([FOREVER]), np.zeros(1, np.int64)
+        ranges = np.array(item.spans if item.spans is not None else [(0, OPEN)], dtype=np.int64)
+        start, end = ranges[:, 0], np.where(ranges[:, 1] == OPEN, FOREVER, ranges[:, 1])
+        which = np.zeros(len(start), dtype=np.int64)
     if (start < 0).any() or (end <= start).any():
         msg = "a position is negative or a span is empty"
         raise ValueError(msg)
-    # Zero rows, and products that underflow float32 to zero, are no ops at all.
-    moves = block.peaks[which] > 0
-    if not op.norm_match:
+    kind, a = _kind(item)
+    moves = np.ones(len(start), dtype=np.bool_)
+    if kind != REPLACE:
+        # Zero rows, and products that underflow float32 to zero, are no ops at all.
+        moves = block.peaks[which] > 0
+    if kind == ADD:
         # A product beyond float32 is infinite here and makes its rows misfits, step by step.
         with np.errstate(over="ignore"):
-            moves &= np.float32(op.scale) * block.peaks[which].astype(np.float32) != 0
+            moves &= np.float32(a) * block.peaks[which].astype(np.float32) != 0
     size = int(moves.sum())
+
+    def same(value: float) -> Floats:
+        return np.full(size, value, dtype=np.float32)
+
     return Segments(
-        layer=np.full(size, op.layer, dtype=np.int64),
+        key=np.full(size, key, dtype=np.int64),
         start=start[moves],
         end=end[moves],
         place=block.places[which[moves]],
-        scale=np.full(size, op.scale, dtype=np.float32),
-        norm=np.full(size, op.norm_match, dtype=np.bool_),
+        kind=np.full(size, kind, dtype=np.int64),
+        head=np.full(size, head, dtype=np.int64),
+        a=same(a),
+        low=same(-np.inf if item.low is None else item.low),
+        high=same(np.inf if item.high is None else item.high),
     )
 
 
-def _assemble(parts: list[Segments], keys: tuple[BlockKey, ...]) -> Program:
+def _kind(item: Intervention) -> tuple[int, float]:
+    """Return the kind of an op and its factor a."""
+    if item.op is Op.add:
+        return (ADD_NORM if item.norm_match else ADD), item.scale
+    if item.op is Op.orthogonal:
+        return PROJECT, (0.0 if item.coeff is None else item.coeff) - 1.0
+    return (CAP if item.op is Op.cap else REPLACE), 0.0
+
+
+def _assemble(parts: list[Segments], keys: tuple[BlockKey, ...], *, tame: bool) -> Program:
     joined = join(parts)
-    segments = joined.take(np.argsort(joined.layer, kind="stable"))
+    segments = joined.take(np.argsort(joined.key, kind="stable"))
     edges = np.concatenate([segments.start, segments.end])
-    by_start = np.lexsort((segments.start, segments.layer))
-    layer, start, end = (
-        column[by_start] for column in (segments.layer, segments.start, segments.end)
+    by_start = np.lexsort((segments.start, segments.head, segments.key))
+    key, head, start, end = (
+        column[by_start] for column in (segments.key, segments.head, segments.start, segments.end)
     )
-    touching = (layer[1:] == layer[:-1]) & (start[1:] < end[:-1])
+    touching = (key[1:] == key[:-1]) & (head[1:] == head[:-1]) & (start[1:] < end[:-1])
     return Program(
         segments=segments,
         keys=keys,
         bounds=np.unique(edges[(edges > 0) & (edges < FOREVER)]),
         always=bool((segments.start == 0).all() and (segments.end == FOREVER).all()),
         overlaps=bool(touching.any()),
+        tame=tame,
     )

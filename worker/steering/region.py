@@ -1,4 +1,4 @@
-"""Where captured rows go: one mapped file a request, each row at its absolute position.
+"""Where captured rows go: one mapped file a capture, each row at the place of its position.
 
     [written  uint8  [layers, rows]] [padding to 64] [data  dtype  [layers, rows, width]]
 
@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from app.steering.spec import Capture, Reduce
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -46,8 +48,19 @@ class RegionShape:
         return self.data_offset + self.layers * self.rows * self.width * item
 
 
+def region_shape(capture: Capture, rows: int, site_width: int, dtype: str) -> RegionShape:
+    """Say what the region of a capture holds: the mean is taken from all its rows at the end."""
+    reduced = capture.reduce in (Reduce.norm, Reduce.project)
+    return RegionShape(
+        layers=len(capture.layers),
+        rows=rows,
+        width=capture.width(site_width),
+        dtype="float32" if reduced else dtype,
+    )
+
+
 class CaptureRegion:
-    """One request's rows: `data` [layers, rows, width] and `written` [layers, rows]."""
+    """One capture's rows: `data` [layers, rows, width] and `written` [layers, rows]."""
 
     def __init__(self, path: Path, shape: RegionShape) -> None:
         """Map an existing region."""
