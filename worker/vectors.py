@@ -13,13 +13,17 @@ from uuid import UUID
 
 from app.completions.spec import RequestSpec
 from app.kit.db import Database
+from app.steering.spec import vector_names
 from app.steering.vectors import read_vectors
 from worker.engine.vectors import VectorCache
 
 
 def vector_ids(specs: Iterable[RequestSpec]) -> set[str]:
     """Collect the ids of all vectors that these requests name."""
-    return {item.vector for spec in specs for item in spec.interventions}
+    names: set[str] = set()
+    for spec in specs:
+        names |= vector_names(spec.interventions, spec.captures)
+    return names
 
 
 class VectorShelf:

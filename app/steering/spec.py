@@ -6,6 +6,7 @@ content address ("sv_" + sha256) of a stored tensor, `row` counts its rows when 
 [rows, width]. Whatever a user says about phases, steps and exclusions is spans by then.
 """
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
@@ -129,6 +130,12 @@ class Capture:
     def reads(self, position: int) -> bool:
         """Whether a position is read."""
         return self.spans is None or any(start <= position < end for start, end in self.spans)
+
+
+def vector_names(interventions: Iterable[Intervention], captures: Iterable[Capture]) -> set[str]:
+    """Collect the names of all stored vectors that a request needs."""
+    names = {item.vector for item in interventions}
+    return names | {item.vector for capture in captures for item in capture.directions}
 
 
 def intervention_from_json(data: dict[str, Any]) -> Intervention:

@@ -6,7 +6,10 @@ import asyncio
 from collections.abc import Callable
 
 import pytest
+import torch
 
+from app.steering.spec import Site
+from tests.engine.watching import steering_core as steering_core_of
 from worker.engine.canary import CanaryError, prove_steering
 from worker.engine.vllm_engine import VllmEngine
 from worker.steering import core as steering_core
@@ -20,6 +23,24 @@ def test_canary_passes_on_a_sound_engine(engine: VllmEngine) -> None:
     report = asyncio.run(prove_steering(engine, engine.vectors))
     assert report.layer == 2
     assert report.move_error < 1e-6
+
+
+@pytest.mark.parametrize("site", [site for site in Site if site is not Site.resid_post])
+def test_canary_fails_when_one_site_is_not_reached(
+    engine: VllmEngine, monkeypatch: pytest.MonkeyPatch, site: Site
+) -> None:
+    shape = steering_core_of(engine).shape
+    silent = {shape.point(site, layer) for layer in range(shape.n_layers)}
+    original = SteeringCore._on_tensors
+
+    def deaf(core: SteeringCore, point: int, *tensors: torch.Tensor) -> None:
+        if point in silent:
+            tensors = tuple(tensor if tensor is None else tensor.clone() for tensor in tensors)
+        original(core, point, *tensors)
+
+    monkeypatch.setattr(SteeringCore, "_on_tensors", deaf)
+    with pytest.raises(CanaryError, match=site.value):
+        asyncio.run(prove_steering(engine, engine.vectors))
 
 
 def _silent(_original: Work) -> Work:

@@ -2,6 +2,7 @@
 
     Layer L moves by s * v        Layer L-1 does not        a neighbour in the batch does not
     Layer L+1 moves, too          scale 0 changes nothing, bit for bit
+    at every other site that is served: what is read after the ops is what is read before, moved
 
 Run in the mode that serves, at start and again while serving. Rows are compared to within the
 rounding of the model's dtype, because a batch's shape decides how a matrix product rounds.
@@ -63,8 +64,7 @@ async def prove_steering(engine: Engine, vectors: VectorCache) -> CanaryReport:
     """Run the proof; raise CanaryError, saying what was seen, when it fails."""
     facts = engine.facts
     layer = facts.n_layers // 2
-    # Alternating signs: a constant vector would vanish in a mean-removing norm.
-    vector = np.where(np.arange(facts.hidden_size) % 2 == 0, 1.0, -1.0).astype(np.float32)
+    vector = _alternating(facts.hidden_size)
     name = f"canary_{facts.hidden_size}"
     vectors.put(name, vector)
     layers = tuple(range(max(layer - 1, 0), min(layer + 2, facts.n_layers)))
@@ -91,7 +91,31 @@ async def prove_steering(engine: Engine, vectors: VectorCache) -> CanaryReport:
     if report.neighbour_moved > rounding:
         raise CanaryError(f"an unsteered neighbour in the batch moved: {report}")
     await _prove_zero(engine, plain, op)
+    for site, width in facts.site_widths.items():
+        if site is not Site.resid_post:
+            vector = _alternating(width)
+            vectors.put(f"canary_{width}", vector)
+            await _prove_site(engine, replace(op, site=site, vector=f"canary_{width}"), vector)
     return report
+
+
+async def _prove_site(engine: Engine, op: Intervention, vector: Floats) -> None:
+    reads = (
+        Capture(name="before", site=op.site, layers=(op.layer,), before=True),
+        Capture(name="after", site=op.site, layers=(op.layer,)),
+        Capture(name="felt", site=Site.resid_post, layers=(op.layer,)),
+    )
+    plain = replace(_request(_PROMPT, ()), captures=reads)
+    untouched = await _reads(engine, plain)
+    steered = await _reads(engine, replace(plain, interventions=(op,)))
+    rounding, where = _ROUNDING[engine.facts.dtype], f"Layer {op.layer} at {op.site.value}"
+    (before,), (after,) = steered["before"].values(), steered["after"].values()
+    error = _distance(after, before + op.scale * vector)
+    if error > rounding:
+        raise CanaryError(f"{where} did not move by scale times vector, but by {error} else")
+    (felt,), (calm,) = steered["felt"].values(), untouched["felt"].values()
+    if _distance(felt, calm) <= rounding:
+        raise CanaryError(f"what follows {where} did not feel the steer")
 
 
 async def _prove_zero(engine: Engine, plain: RequestSpec, op: Intervention) -> None:
@@ -102,6 +126,11 @@ async def _prove_zero(engine: Engine, plain: RequestSpec, op: Intervention) -> N
         if all(np.array_equal(without[layer], with_zero[layer]) for layer in without):
             return
     raise CanaryError("an intervention of scale 0 changed the activations")
+
+
+def _alternating(width: int) -> Floats:
+    """Ones of alternating signs: a constant vector would vanish in a mean-removing norm."""
+    return np.where(np.arange(width) % 2 == 0, 1.0, -1.0).astype(np.float32)
 
 
 def _request(prompt: tuple[int, ...], layers: tuple[int, ...]) -> RequestSpec:
@@ -127,16 +156,24 @@ async def _pair(
 
 async def _run(engine: Engine, spec: RequestSpec) -> dict[int, Floats]:
     """Run one request; return its rows [P + G - 1, width] as float32 by layer."""
+    return (await _reads(engine, spec))["canary"]
+
+
+async def _reads(engine: Engine, spec: RequestSpec) -> dict[str, dict[int, Floats]]:
+    """Run one request; return the rows of each capture by its name and layer."""
     key = f"canary-{next(_numbers)}"
     outcome = await engine.run(key, spec, salt=key)
     if not isinstance(outcome, Succeeded):
         raise CanaryError(f"a canary request did not succeed: {outcome}")
-    rows = {layer: _floats(stored) for layer, stored in outcome.captures[0].layers.items()}
+    reads = {
+        capture.name: {layer: _floats(stored) for layer, stored in capture.layers.items()}
+        for capture in outcome.captures
+    }
     outcome.release()
     expected = spec.prompt_tokens + _TOKENS - 1
-    if any(len(stored) != expected for stored in rows.values()):
+    if any(len(stored) != expected for rows in reads.values() for stored in rows.values()):
         raise CanaryError(f"expected {expected} captured rows of every layer")
-    return rows
+    return reads
 
 
 def _floats(stored: npt.NDArray[np.uint16] | npt.NDArray[np.float32]) -> Floats:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from app.steering.spec import Site
+from app.steering.spec import Site, vector_names
 from worker.engine.captured import (
     NON_FINITE,
     drop_regions,
@@ -249,9 +249,7 @@ class VllmEngine:
                     f"{facts.model} has no site {site.value} here; it has "
                     f"{', '.join(facts.site_widths)}.",
                 )
-        named = {item.vector for item in spec.interventions}
-        named |= {item.vector for read in spec.captures for item in read.directions}
-        if not all(map(self.vectors.has, named)):
+        if not all(map(self.vectors.has, vector_names(spec.interventions, spec.captures))):
             return Errored(*_FLAG_ERRORS[Flag.unknown_vector])
         return None
 
