@@ -25,11 +25,29 @@ class Limits(BaseModel):
         2_097_152, description="Most numbers in all vectors of one request, each position counted."
     )
     span_positions: int = Field(4096, description="Most positions that spans of one vector cover.")
+    interventions_per_request: int = Field(16, description="Most interventions of one request.")
+    placed_interventions: int = Field(
+        4096,
+        description="Most interventions of one request when each layer and each stretch between "
+        "excluded positions is counted.",
+    )
+    capture_directions: int = Field(64, description="Most directions that one capture projects on.")
     capture_bytes_completion: int = Field(
         32 * 1024**2, description="Most bytes that a Completion may capture (at P + M - 1 rows)."
     )
     capture_bytes_request: int = Field(
         1024**3, description="Most bytes that one request of a Job may capture."
+    )
+    captured_bytes: int = Field(
+        256 * 1024**2,
+        description="Most bytes of captured rows that a Job copies from other Jobs.",
+    )
+    named_vectors_bytes: int = Field(
+        1024**3, description="Most bytes of stored vectors that the requests of a Job name."
+    )
+    job_spec_bytes: int = Field(
+        256 * 1024**2,
+        description="Most bytes that the requests of a Job may fill once defaults are merged.",
     )
     logprobs: int = Field(100, description="Most logprobs a token, generated or prompt.")
     choices: int = Field(128, description="Largest n.")
@@ -77,6 +95,9 @@ class Settings(BaseSettings):
     shard_bytes: int = Field(128 * 1024**2, description="Expected size of one part, in bytes.")
     shard_requests_max: int = Field(512, description="Most requests of one shard.")
     shard_requests_min: int = Field(8, description="Fewest requests a shard is cut to.")
+    reproducible_group_requests: int = Field(
+        32, ge=1, description="Requests of a group of a reproducible Job; a batch at most."
+    )
     default_expires_seconds: int = Field(7 * 86400, description="Life of a Job unless it says so.")
     limits: Limits = Limits()
 

@@ -4,10 +4,11 @@ import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, TypeVar
 
 import orjson
 
+T = TypeVar("T")
 SHOWN_CHARS_MAX = 80
 UNKNOWN_FIELDS_MAX = 50  # looking for a near name costs about 10 microseconds
 
@@ -42,6 +43,21 @@ def unknown_fields(sent: Iterable[str], known: frozenset[str], *, of: str) -> li
     """List a problem for each field that does not exist, up to a bound that no mistake reaches."""
     strange = islice((name for name in sent if name not in known), UNKNOWN_FIELDS_MAX)
     return [Problem(name[:200], unknown_field(name, known, of=of)) for name in strange]
+
+
+def sentence(text: str) -> str:
+    """End a sentence that may have its end already."""
+    return text if text.endswith((".", "?")) else text + "."
+
+
+def first_twin(items: Iterable[T]) -> T | None:
+    """Give the first item that has come before, or None when all are distinct."""
+    seen: set[T] = set()
+    for item in items:
+        if item in seen:
+            return item
+        seen.add(item)
+    return None
 
 
 def is_int(value: Any) -> bool:

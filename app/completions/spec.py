@@ -4,7 +4,10 @@ This is what Postgres stores for each request of a Job and what a worker runs. E
 filled in, every reference resolved, so a worker decides nothing about meaning.
 """
 
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, fields, replace
+from functools import lru_cache
+from itertools import groupby, takewhile
 from typing import Any
 
 from app.steering.spec import (
@@ -88,12 +91,56 @@ def spec_to_json(spec: RequestSpec) -> dict[str, Any]:
     if spec.prompt is not None:
         data["prompt"] = spec.prompt
     if spec.interventions:
-        data["interventions"] = [to_json(item) for item in spec.interventions]
+        data["interventions"] = _interventions_to_json(spec.interventions)
     if spec.captures:
-        data["captures"] = [to_json(item) for item in spec.captures]
+        data["captures"] = _captures_to_json(spec.captures)
     if spec.warnings:
         data["warnings"] = spec.warnings
     return data
+
+
+@lru_cache(maxsize=256)
+def _interventions_to_json(items: tuple[Intervention, ...]) -> tuple[dict[str, Any], ...]:
+    """Write interventions once for the many requests of a Job that share them.
+
+    Those that differ in nothing but the layer, with rows in even steps, are written as one with
+    `layers` and `row_step`: an op on every layer would take kilobytes in each request otherwise.
+    The outcome is shared and must not be changed.
+    """
+    written: list[dict[str, Any]] = []
+    for _, group in groupby(items, key=lambda item: replace(item, layer=0, row=0)):
+        rest = list(group)
+        while rest:
+            step = rest[1].row - rest[0].row if len(rest) > 1 else 0
+            run = list(takewhile(lambda pair: pair[1].row == pair[0], _rows(rest, step)))
+            data = to_json(rest[0])
+            if len(run) > 1:
+                del data["layer"]
+                data |= {"layers": [item.layer for _, item in run], "row_step": step}
+            written.append(data)
+            rest = rest[len(run) :]
+    return tuple(written)
+
+
+@lru_cache(maxsize=256)
+def _captures_to_json(items: tuple[Capture, ...]) -> tuple[dict[str, Any], ...]:
+    """Write captures, once for all requests that share them; not to be changed."""
+    return tuple(map(to_json, items))
+
+
+def _rows(items: list[Intervention], step: int) -> Iterator[tuple[int, Intervention]]:
+    """Pair each intervention with the row that it has if rows go up in even steps."""
+    return ((items[0].row + place * step, item) for place, item in enumerate(items))
+
+
+def _interventions_from_json(written: Iterable[dict[str, Any]]) -> Iterator[Intervention]:
+    for data in written:
+        first = intervention_from_json({**data, "layer": data.get("layer", 0)})
+        if "layers" not in data:
+            yield first
+            continue
+        for place, layer in enumerate(data["layers"]):
+            yield replace(first, layer=layer, row=first.row + place * data["row_step"])
 
 
 def spec_from_json(data: dict[str, Any]) -> RequestSpec:
@@ -102,7 +149,7 @@ def spec_from_json(data: dict[str, Any]) -> RequestSpec:
         prompt_token_ids=tuple(data["prompt_token_ids"]),
         prompt=data.get("prompt"),
         sampling=_sampling_from_json(data["sampling"]),
-        interventions=tuple(map(intervention_from_json, data.get("interventions", ()))),
+        interventions=tuple(_interventions_from_json(data.get("interventions", ()))),
         captures=tuple(map(capture_from_json, data.get("captures", ()))),
         warnings=tuple(data.get("warnings", ())),
     )

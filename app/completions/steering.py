@@ -14,14 +14,17 @@ Rules 2 to 11 do not depend on the prompt; their outcome is remembered for a lis
 requests share. Each rule looks at every vector before the next rule is asked.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from app.catalog import ServedModel
 from app.completions import tensors
-from app.completions.problems import RefusedError, is_int, shown, unknown_field
+from app.completions.problems import RefusedError, first_twin, is_int, shown, unknown_field
+from app.completions.sent_vectors import VectorReader
+from app.completions.sites import offered
+from app.completions.spans import of_ranges
 from app.completions.tensors import Measured
 from app.settings import Limits
 from app.steering.spec import Intervention, Op, Site
@@ -43,10 +46,11 @@ FIELDS = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Steering:
-    """Valid Steering vectors: what to do, and the last position that any of them names."""
+    """Valid Steering vectors: what to do, the last position they name, how many numbers."""
 
     interventions: tuple[Intervention, ...]
     last_position: int | None
+    numbers: int  # each position counted
 
 
 @dataclass(slots=True)
@@ -74,17 +78,15 @@ class Sent:
 
 
 class SteeringRules:
-    """The rules of one model; collects the numbers that requests brought in `vectors`."""
+    """The rules of one model for one account."""
 
-    def __init__(self, model: ServedModel, limits: Limits, stored: Mapping[str, Vector]) -> None:
-        """Bind model, limits, and the stored vectors that requests may name."""
+    def __init__(self, model: ServedModel, limits: Limits, reader: VectorReader) -> None:
+        """Bind what rules look at."""
         self._model = model
         self._limits = limits
-        self._stored = stored
-        self.vectors: dict[str, Vector] = {}
+        self._reader = reader
         # Keyed by identity; each value keeps its list alive, so an id is never used twice.
         self._known_lists: dict[int, tuple[Any, Steering | RefusedError]] = {}
-        self._known_data: dict[tuple[Any, ...], Vector] = {}
 
     def read(self, sent: Any) -> Steering:
         """Check rules 1 to 11. Raises RefusedError with the first broken one."""
@@ -120,7 +122,7 @@ class SteeringRules:
         vectors = [Sent(f"{PARAM}[{index}]", _sent(item)) for index, item in enumerate(sent)]
         for vector in vectors:
             self._measure(vector)
-        self._count_all(vectors)
+        numbers = self._count_all(vectors)
         rules: tuple[Callable[[Sent], None], ...] = (
             self._rows,
             self._layers,
@@ -137,10 +139,9 @@ class SteeringRules:
                 rule(vector)
         for vector in vectors:
             assert vector.vector is not None
-            if "vector" not in vector.fields:
-                self.vectors.setdefault(vector.vector.name, vector.vector)
+            self._reader.keep(vector.vector)
         interventions = tuple(item for vector in vectors for item in _interventions(vector))
-        return Steering(interventions, _last_position(interventions))
+        return Steering(interventions, _last_position(interventions), numbers)
 
     def check_reach(self, steering: Steering, *, prompt_tokens: int, max_tokens: int) -> None:
         """Check rule 12. Raises RefusedError for a position that no forward pass reaches."""
@@ -165,7 +166,7 @@ class SteeringRules:
         try:
             if "vector" in fields:
                 name = fields["vector"]
-                stored = self._stored.get(name) if isinstance(name, str) else None
+                stored = self._reader.stored.get(name) if isinstance(name, str) else None
                 if stored is None:
                     msg = f"names the vector {shown(name)}, which this account does not have"
                     raise RefusedError(msg)
@@ -182,7 +183,7 @@ class SteeringRules:
             what = "" if "vector" in fields else "activations "
             sent.unmeasurable = f"{what}{refusal}"
 
-    def _count_all(self, vectors: list[Sent]) -> None:
+    def _count_all(self, vectors: list[Sent]) -> int:
         total = 0
         for sent in vectors:
             if sent.measured is None:
@@ -197,6 +198,7 @@ class SteeringRules:
                 f"at most {self._limits.vector_numbers} are allowed."
             )
             raise RefusedError(msg)
+        return total
 
     def _rows(self, sent: Sent) -> None:
         fields = sent.fields
@@ -228,13 +230,15 @@ class SteeringRules:
         negative = next((layer for layer in layers if layer < 0), None)
         if negative is not None:
             raise sent.refuse(f"names layer {negative}; layers are counted from 0")
-        if len(set(layers)) < len(layers):
-            twice = next(layer for layer in layers if layers.count(layer) > 1)
+        twice = first_twin(layers)
+        if twice is not None:
             raise sent.refuse(f"names layer {twice} more than once")
         sent.layers = layers
 
     def _fits_model(self, sent: Sent) -> None:
         model = self._model
+        if Site.resid_post not in model.sites:
+            raise sent.refuse(f"cannot act: {offered(model)}")
         missing = next((layer for layer in sent.layers if layer >= model.n_layers), None)
         if missing is not None:
             msg = (
@@ -264,7 +268,7 @@ class SteeringRules:
             if sent.vector is None:
                 if sent.measured is None:
                     raise sent.refuse(f": {sent.unmeasurable}")
-                sent.vector = self._decode(sent.fields["activations"], sent.measured)
+                sent.vector = self._reader.decode(sent.fields["activations"], sent.measured)
             tensors.refuse_overflow(sent.vector, sent.scale)
         except RefusedError as refusal:
             if str(refusal).startswith(PARAM):
@@ -341,19 +345,6 @@ class SteeringRules:
             raise sent.refuse(msg)
         _refuse_negative(sent, [start for start, _ in spans])
 
-    def _decode(self, encoded: dict[str, Any], measured: Measured) -> Vector:
-        data = encoded.get("data")
-        if not isinstance(data, str) or len(encoded) != len(tensors.ENCODED_FIELDS):
-            return tensors.read_encoded(encoded, measured)
-        key = (data, *measured.shape, *(shown(encoded.get(n)) for n in _KINDS))
-        vector = self._known_data.get(key)
-        if vector is None:
-            vector = self._known_data[key] = tensors.read_encoded(encoded, measured)
-        return vector
-
-
-_KINDS = ("dtype", "original_dtype", "compression")
-
 
 def _sent(item: dict[str, Any]) -> dict[str, Any]:
     """Leave out known fields that are null: they count as not sent."""
@@ -398,7 +389,8 @@ def _interventions(sent: Sent) -> list[Intervention]:
             scale=sent.scale,
             norm_match=bool(sent.fields.get("norm_match")),
             positions=positions,
-            spans=None if spans is None else tuple((start, end) for start, end in spans),
+            spans=None if spans is None else of_ranges((start, end) for start, end in spans),
+            summed=True,
         )
         for index, layer in enumerate(sent.layers)
     ]

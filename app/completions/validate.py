@@ -7,24 +7,33 @@ brought along are in `vectors` afterwards, by name.
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from app.catalog import ServedModel, Tokenizer
-from app.completions.captures import capture_bytes, read_captures
+from app.completions.at import Reach
+from app.completions.captures import PARAM as CAPTURES
+from app.completions.captures import RESIDUAL_STREAM, CaptureRules, capture_bytes
+from app.completions.captures import STREAM_PARAM as STREAM
+from app.completions.interventions import PARAM as INTERVENTIONS
+from app.completions.interventions import InterventionRules
+from app.completions.plans import CapturePlan, OpPlan, Prompted
 from app.completions.problems import Problem, RefusedError, shown, unknown_fields
 from app.completions.prompts import Prompt, read_prompts
+from app.completions.rows_of import RowsOf
 from app.completions.sampling import SamplingRules
+from app.completions.sent_vectors import VectorReader
 from app.completions.spec import RequestSpec, Sampling
 from app.completions.steering import PARAM as STEERING
 from app.completions.steering import Steering, SteeringRules
 from app.settings import Limits
-from app.steering.spec import Capture
+from app.steering.spec import Capture, Intervention
 from app.steering.vectors import Vector
 
 MAX_TOKENS_DEFAULT = 16
 DOUBLE_BOS = "double_bos"
 # Rules about n and several prompts name the first of these that is present.
-READS_AND_WRITES = ("output_residual_stream", "captures", STEERING, "interventions")
+READS_AND_WRITES = (STREAM, CAPTURES, STEERING, INTERVENTIONS)
 OTHER_FIELDS = (
     "model", "prompt", "add_special_tokens", "return_token_ids", "user", "stream",
     "stream_options", *READS_AND_WRITES,
@@ -41,8 +50,10 @@ class Draft:
     prompt: Prompt | None
     add_special_tokens: bool
     sampling: dict[str, Any]
-    captures: tuple[Capture, ...]
+    stream: Capture | None
+    captures: CapturePlan | None
     steering: Steering | None
+    interventions: OpPlan | None
     token_ids: tuple[int, ...] = ()
 
 
@@ -57,13 +68,22 @@ class Validator:
         *,
         stored: Mapping[str, Vector],
         is_job: bool,
+        captured: Mapping[RowsOf, Vector | str] = MappingProxyType({}),
     ) -> None:
-        """Bind everything that rules look at; `stored` holds the stored vectors that are named."""
+        """Bind everything that rules look at.
+
+        `stored` holds the stored vectors that requests name, `captured` the rows that replaces
+        take from other Jobs, or why they cannot be had.
+        """
         self._model = model
         self._tokenizer = tokenizer
         self._limits = limits
         self._sampling = SamplingRules(model, limits)
-        self._steering = SteeringRules(model, limits, stored)
+        self._reader = VectorReader(stored)
+        self._steering = SteeringRules(model, limits, self._reader)
+        self._interventions = InterventionRules(model, limits, self._reader, captured)
+        self._captures = CaptureRules(model, limits, self._reader)
+        self._special_ids = frozenset(model.special_token_ids)
         self._is_job = is_job
         self._capture_bytes_max = (
             limits.capture_bytes_request if is_job else limits.capture_bytes_completion
@@ -73,7 +93,7 @@ class Validator:
     @property
     def vectors(self) -> dict[str, Vector]:
         """The numbers that valid requests brought along, by name."""
-        return self._steering.vectors
+        return self._reader.vectors
 
     def check(self, bodies: Sequence[Mapping[str, Any]]) -> list[RequestSpec | list[Problem]]:
         """Check bodies together; each gives a RequestSpec, or the list of what is wrong with it."""
@@ -89,10 +109,13 @@ class Validator:
         prompts = read_prompts(body, self._model, self._limits, problems)
         add_special = _flag(body, "add_special_tokens", problems, default=True)
         self._check_others(body, problems)
-        captures = read_captures(body, self._model, problems)
-        steering = self._check_steering(body, sampling, prompts, problems)
+        stream = self._captures.read_stream(body, problems)
+        captures = self._captures.read(body, problems)
+        steering, interventions = self._check_writes(body, sampling, prompts, problems)
         prompt = prompts[0] if len(prompts) == 1 else None
-        return Draft(problems, prompt, add_special, sampling, captures, steering)
+        return Draft(
+            problems, prompt, add_special, sampling, stream, captures, steering, interventions
+        )
 
     def _check_others(self, body: Mapping[str, Any], problems: list[Problem]) -> None:
         if self._is_job and not STREAM_FIELDS.isdisjoint(body):
@@ -112,37 +135,38 @@ class Validator:
         if user is not None and (not isinstance(user, str) or len(user) > USER_CHARS_MAX):
             message = f"user must be a string of at most {USER_CHARS_MAX} characters."
             problems.append(Problem("user", message))
-        if body.get("interventions") is not None:
-            message = (
-                "This server does not offer interventions. Steer with apply_steering_vectors, "
-                "which adds vectors to the residual stream."
-            )
-            problems.append(Problem("interventions", message))
 
-    def _check_steering(
+    def _check_writes(
         self,
         body: Mapping[str, Any],
         sampling: dict[str, Any],
         prompts: tuple[Prompt, ...],
         problems: list[Problem],
-    ) -> Steering | None:
-        """Check the rules about n and prompts, then those of apply_steering_vectors.
+    ) -> tuple[Steering | None, OpPlan | None]:
+        """Check the rules about n and prompts, then those of Steering vectors and interventions.
 
-        Of all steering rules only the first broken one is named.
+        Of the rules of each field only the first broken one is named; that a list is not empty
+        is the very first of them.
         """
-        sent = body.get(STEERING)
+        vectors, ops = body.get(STEERING), body.get(INTERVENTIONS)
         alone = _refuse_several(body, sampling, prompts, is_job=self._is_job)
-        if sent is None:
+        if alone and [] not in (vectors, ops):
             problems += alone
-            return None
-        if sent != [] and alone:
-            problems += alone
-            return None
-        try:
-            return self._steering.read(sent)
-        except RefusedError as refusal:
-            problems.append(Problem(STEERING, str(refusal)))
-            return None
+            return None, None
+        steering: Steering | None = None
+        interventions: OpPlan | None = None
+        if vectors is not None:
+            try:
+                steering = self._steering.read(vectors)
+            except RefusedError as refusal:
+                problems.append(Problem(STEERING, str(refusal)))
+        if ops is not None:
+            numbers = 0 if steering is None else steering.numbers
+            try:
+                interventions = self._interventions.read(ops, numbers_beside=numbers)
+            except RefusedError as refusal:
+                problems.append(Problem(INTERVENTIONS, str(refusal)))
+        return steering, interventions
 
     def _count_tokens(self, drafts: Iterable[Draft]) -> None:
         """Turn all texts into token ids, in at most two batches."""
@@ -173,14 +197,7 @@ class Validator:
         if min_tokens > max_tokens:
             message = f"min_tokens is {min_tokens}, but max_tokens is {max_tokens}."
             problems.append(Problem("min_tokens", message))
-        self._check_capture_bytes(draft, len(ids) + max_tokens - 1)
-        if draft.steering is not None:
-            try:
-                self._steering.check_reach(
-                    draft.steering, prompt_tokens=len(ids), max_tokens=max_tokens
-                )
-            except RefusedError as refusal:
-                problems.append(Problem(STEERING, str(refusal)))
+        captures, interventions = self._place(draft, ids, max_tokens)
         if problems:
             return problems
         bos = self._model.bos_id
@@ -189,10 +206,41 @@ class Validator:
             prompt_token_ids=ids,
             prompt=prompt.text,
             sampling=Sampling(**{**draft.sampling, "max_tokens": max_tokens}),
-            interventions=draft.steering.interventions if draft.steering is not None else (),
-            captures=draft.captures,
+            interventions=interventions,
+            captures=captures,
             warnings=(DOUBLE_BOS,) if doubled else (),
         )
+
+    def _place(
+        self, draft: Draft, ids: tuple[int, ...], max_tokens: int
+    ) -> tuple[tuple[Capture, ...], tuple[Intervention, ...]]:
+        """Resolve what reads and writes to the positions of the prompt; add what is wrong."""
+        problems = draft.problems
+        captures: tuple[Capture, ...] = () if draft.stream is None else (draft.stream,)
+        interventions: tuple[Intervention, ...] = ()
+        reach = Reach(len(ids), max_tokens, self._model.max_model_len)
+        prompted = Prompted(ids, self._special_ids, reach)
+        if draft.captures is not None:
+            try:
+                captures += draft.captures.place(prompted)
+            except RefusedError as refusal:
+                problems.append(Problem(CAPTURES, str(refusal)))
+        if captures:
+            self._check_capture_bytes(captures, len(ids) + max_tokens - 1, problems)
+        if draft.steering is not None:
+            interventions = draft.steering.interventions
+            try:
+                self._steering.check_reach(
+                    draft.steering, prompt_tokens=len(ids), max_tokens=max_tokens
+                )
+            except RefusedError as refusal:
+                problems.append(Problem(STEERING, str(refusal)))
+        if draft.interventions is not None:
+            try:
+                interventions += draft.interventions.place(prompted)
+            except RefusedError as refusal:
+                problems.append(Problem(INTERVENTIONS, str(refusal)))
+        return captures, interventions
 
     def _max_tokens(
         self, sampling: dict[str, Any], ids: tuple[int, ...], problems: list[Problem]
@@ -220,18 +268,19 @@ class Validator:
             return None
         return asked if asked is not None else min(MAX_TOKENS_DEFAULT, room)
 
-    def _check_capture_bytes(self, draft: Draft, rows: int) -> None:
-        if not draft.captures:
+    def _check_capture_bytes(
+        self, captures: tuple[Capture, ...], rows: int, problems: list[Problem]
+    ) -> None:
+        size = capture_bytes(captures, self._model, rows=rows)
+        if size <= self._capture_bytes_max:
             return
-        size = capture_bytes(draft.captures, self._model, rows=rows)
-        if size > self._capture_bytes_max:
-            name = draft.captures[0].name
-            param = "output_residual_stream" if name == "residual_stream" else "captures"
-            message = (
-                f"The captures need up to {size} bytes ({rows} rows a layer); at most "
-                f"{self._capture_bytes_max} are allowed. Read fewer layers, or lower max_tokens."
-            )
-            draft.problems.append(Problem(param, message))
+        param = STREAM if captures[0].name == RESIDUAL_STREAM else CAPTURES
+        message = (
+            f"The captures need up to {size} bytes (the request runs {rows} positions); at most "
+            f"{self._capture_bytes_max} are allowed. Read fewer layers or positions, reduce them, "
+            "or lower max_tokens."
+        )
+        problems.append(Problem(param, message))
 
 
 def _refuse_several(

@@ -1,24 +1,40 @@
 """A model to validate against, without a folder for most tests."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from app.catalog import ServedModel, load_catalog
+from app.completions.rows_of import RowsOf
 from app.completions.spec import RequestSpec
 from app.completions.validate import Validator
 from app.settings import Limits
+from app.steering.vectors import Vector
 from tests.fixtures.tiny_model import write_tiny_model
 
 
 def a_validator(
-    folder: Path, *, limits: Limits | None = None, is_job: bool = True, **fields: Any
+    folder: Path,
+    *,
+    limits: Limits | None = None,
+    is_job: bool = True,
+    stored: Mapping[str, Vector] | None = None,
+    captured: Mapping[RowsOf, Vector | str] | None = None,
+    **fields: Any,
 ) -> Validator:
     """Build a validator of the tiny model; `fields` change the model."""
     catalog = load_catalog(write_tiny_model(folder))
     model: ServedModel = replace(catalog.get("tiny"), **fields)
     tokenizer = catalog.tokenizer("tiny")
-    return Validator(model, tokenizer, limits or Limits(), stored={}, is_job=is_job)
+    return Validator(
+        model,
+        tokenizer,
+        limits or Limits(),
+        stored=stored or {},
+        is_job=is_job,
+        captured=captured or {},
+    )
 
 
 def spec_of(validator: Validator, **body: Any) -> RequestSpec:
