@@ -3,6 +3,7 @@
 Several shards stream through one engine at once: as soon as the engine has all requests of one,
 the next is leased, so the batch never runs dry and at most one leased shard waits. A shard
 during which an engine died before runs alone: if the engine dies again, the culprit is known.
+A group of a reproducible Job runs alone, too: its results must not depend on what runs beside it.
 """
 
 import asyncio
@@ -46,7 +47,8 @@ class Drain:
         self._poll_seconds = poll_seconds
         self._shards_max = shards_max
         self._active: dict[asyncio.Task[None], ShardRun] = {}
-        self._suspects: list[ShardRun] = []  # leased; each runs with nothing beside it
+        # Suspects and groups: leased, and each runs with nothing beside it.
+        self._loners: list[ShardRun] = []
 
     async def run(self) -> None:
         """Lease and run until nothing can be leased. Raises EngineDeadError after reporting it.
@@ -63,7 +65,7 @@ class Drain:
             await self._abandon()
             raise
         finally:
-            await self._return_suspects()
+            await self._return_loners()
 
     async def _go_on(self) -> bool:
         """Lease more if there is more; False when nothing runs."""
@@ -87,9 +89,9 @@ class Drain:
 
     async def _fill(self) -> None:
         while self._may_lease():
-            if self._suspects:
+            if self._loners:
                 if not self._active:
-                    self._start(self._suspects.pop())
+                    self._start(self._loners.pop())
                 return
             shards = await self.shop.call(self._claim)
             if not shards:
@@ -97,7 +99,7 @@ class Drain:
             run = ShardRun(self.shop, shards[0])
             self._heartbeat.watch(run.watch)
             if run.shard.run_alone:
-                self._suspects.append(run)
+                self._loners.append(run)
             else:
                 self._start(run)
 
@@ -165,10 +167,10 @@ class Drain:
             await asyncio.gather(task, return_exceptions=True)
             self._drop(task)
 
-    async def _return_suspects(self) -> None:
+    async def _return_loners(self) -> None:
         """Give leased shards back that wait for the engine to be theirs alone."""
-        while self._suspects:
-            run = self._suspects.pop()
+        while self._loners:
+            run = self._loners.pop()
             try:
                 await self.shop.call(lambda: self._give_back(run.shard))  # noqa: B023 (awaited)
             except (*RETRIED, DatabaseUnavailableError) as error:

@@ -5,12 +5,14 @@
 
 Every request gets exactly one outcome. What was not started when the worker stops or the Job is
 paused goes back to Postgres as a pending shard; what was running when a Job is cancelled is
-aborted and becomes cancelled. A run whose lease was lost leaves nothing behind.
+aborted and becomes cancelled. A run whose lease was lost leaves nothing behind. A shard of a
+reproducible Job is a group: it starts all at once, and what does not end whole goes back whole.
 """
 
 import asyncio
+import itertools
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from typing import TypeVar, cast
@@ -23,7 +25,7 @@ from app.jobs.states import RequestState
 from app.kit.db import Database
 from app.results.finalize import finalize_job
 from app.storage import ObjectStore
-from worker.engine.protocol import Engine, EngineRequestError
+from worker.engine.protocol import Engine, EngineRequestError, Group
 from worker.failpoints import failpoint
 from worker.heartbeat import LeaseWatch, Speedometer
 from worker.outcomes import Cancelled, Errored, Outcome, Succeeded, Work
@@ -115,16 +117,10 @@ class ShardRun:
         """Start requests in order as the engine has room; return when all that started ended."""
         watcher = asyncio.create_task(self._obey())
         try:
-            for item in work:
-                await self.shop.room.acquire()
-                if self._may_start():
-                    task = asyncio.create_task(self._run_one(item, writer))
-                    self._running[item.request_index] = task
-                    self._in_engine.add(task)
-                    task.add_done_callback(self._leave)
-                else:
-                    self.shop.room.release()
-                    break
+            if self.shard.reproducible:
+                self._start_group(work, writer)
+            else:
+                await self._start_each(work, writer)
             self.fed.set()
             await asyncio.gather(*self._running.values(), return_exceptions=True)
         finally:
@@ -134,9 +130,29 @@ class ShardRun:
         if self._broken is not None:
             raise self._broken
 
-    def _leave(self, task: asyncio.Task[Outcome]) -> None:
-        self._in_engine.discard(task)
-        self.shop.room.release()
+    async def _start_each(self, work: list[Work], writer: PartWriter) -> None:
+        for item in work:
+            await self.shop.room.acquire()
+            if not self._may_start():
+                self.shop.room.release()
+                break
+            task = self._start(item, writer)
+            task.add_done_callback(lambda _: self.shop.room.release())
+
+    def _start_group(self, work: list[Work], writer: PartWriter) -> None:
+        """Start all or nothing. The shard is alone in the engine, so there is room for it."""
+        if self._may_start():
+            for item, group in zip(work, groups_of(self.shard, work), strict=True):
+                self._start(item, writer, group)
+
+    def _start(
+        self, item: Work, writer: PartWriter, group: Group | None = None
+    ) -> asyncio.Task[Outcome]:
+        task = asyncio.create_task(self._run_one(item, writer, group))
+        self._running[item.request_index] = task
+        self._in_engine.add(task)
+        task.add_done_callback(self._in_engine.discard)
+        return task
 
     def _abort(self) -> None:
         """Abort what the engine has; an outcome that it gave already is kept."""
@@ -156,8 +172,8 @@ class ShardRun:
             if self.watch.lost or self.watch.cancel or self.shop.stopping.is_hard:
                 self._abort()
 
-    async def _run_one(self, item: Work, writer: PartWriter) -> Outcome:
-        outcome = await self._ask_engine(item)
+    async def _run_one(self, item: Work, writer: PartWriter, group: Group | None) -> Outcome:
+        outcome = await self._ask_engine(item, group)
         # From here on nothing cancels this task but the end of the whole run: an outcome that is
         # on its way into the part must not be given a second one.
         self._in_engine.discard(cast("asyncio.Task[Outcome]", asyncio.current_task()))
@@ -166,18 +182,19 @@ class ShardRun:
         if isinstance(outcome, Cancelled) and not self.watch.cancel:
             return outcome  # given up, not cancelled: it will run again
         try:
-            await self.shop.call(lambda: self._add(writer, item, outcome))
+            counts = await self.shop.call(lambda: self._add(writer, item, outcome))
         except Exception as error:
             self._break(error)
             raise
-        self._results[item.request_index] = as_result(item, outcome)
-        return outcome
+        self._results[item.request_index] = as_result(item, counts)
+        return counts
 
-    async def _ask_engine(self, item: Work) -> Outcome:
+    async def _ask_engine(self, item: Work, group: Group | None) -> Outcome:
         key = f"{self.shard.lease_token}.{item.request_index}"
         try:
-            salt = salt_for(self.shard.account_id, item.spec)
-            return await self.shop.engine.run(key, item.spec, salt=salt)
+            # What a group leaves in the prefix cache is for nobody: its salt is its own.
+            salt = salt_for(self.shard.account_id, item.spec) if group is None else f"group-{key}"
+            return await self.shop.engine.run(key, item.spec, salt=salt, group=group)
         except asyncio.CancelledError:
             return Cancelled()
         except EngineRequestError as error:
@@ -186,8 +203,10 @@ class ShardRun:
             self._break(error)
             raise
 
-    def _add(self, writer: PartWriter, item: Work, outcome: Outcome) -> None:
-        writer.add(item, outcome, cancelled_as="expired" if self.watch.expired else "cancelled")
+    def _add(self, writer: PartWriter, item: Work, outcome: Outcome) -> Outcome:
+        """Give the part a request's outcome; return the one that counts."""
+        stopped = "expired" if self.watch.expired else "cancelled"
+        return writer.add(item, outcome, cancelled_as=stopped)
 
     def _break(self, error: BaseException) -> None:
         """Remember the first failure that ends this shard, and stop everything else in it."""
@@ -220,8 +239,8 @@ class ShardRun:
         """Give what never started its outcome: the rest of a stopped Job's shard ends here."""
         for item in work:
             if item.request_index not in self._results:
-                self._add(writer, item, Cancelled())
-                self._results[item.request_index] = as_result(item, Cancelled())
+                counts = self._add(writer, item, Cancelled())
+                self._results[item.request_index] = as_result(item, counts)
 
     def _whole_prefix(self, work: list[Work]) -> int:
         """Count the requests from the start of the shard that all have an outcome."""
@@ -251,6 +270,13 @@ def read_work(database: Database, shard: LeasedShard) -> list[Work]:
     """Read what a leased shard has to run."""
     rows = database.run(lambda conn: load_work(conn, shard))
     return [Work(row.request_index, row.custom_id, spec_from_json(row.spec)) for row in rows]
+
+
+def groups_of(shard: LeasedShard, work: Sequence[Work]) -> list[Group]:
+    """Give each request its place in the group that the shard is, in order of its index."""
+    counts = [item.spec.sampling.n for item in work]
+    *firsts, size = itertools.accumulate(counts, initial=0)
+    return [Group(str(shard.lease_token), size, first) for first in firsts]
 
 
 def as_result(item: Work, outcome: Outcome) -> RequestResult:

@@ -293,13 +293,14 @@ def split_off(conn: Conn, shard: LeasedShard, from_index: int) -> LeasedShard | 
     """Give the requests from `from_index` on back as a pending shard; return the rest, leased.
 
     For a worker that stops or whose Job is paused: what it gives back does not count as an
-    attempt. None when nothing is left to finish: the lease was lost, or `from_index` is the
-    shard's first request and the whole shard was given back.
+    attempt. None when nothing is left to finish: the lease was lost, or the whole shard was given
+    back because `from_index` is its first request or the shard is a group of a reproducible Job,
+    which runs again whole.
     """
     job = lock_job(conn, shard.job_id)
     if job is None:
         return None
-    if from_index <= shard.first_index:
+    if from_index <= shard.first_index or job.reproducible:
         _return_shard(conn, job, shard, attempts_back=1)
         return None
     row = conn.execute(

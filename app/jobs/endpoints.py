@@ -14,6 +14,7 @@ from app.jobs.idempotency import StoredAnswer, find_answer, read_key
 from app.jobs.intake import load_named_vectors, prepare_job, store_job
 from app.jobs.lifecycle import cancel_job as cancel
 from app.jobs.progress import JobView, job_object, list_jobs, view_job
+from app.jobs.references import ReadCaptured, wanted_rows
 from app.jobs.requests import find_request, index_of, list_requests
 from app.jobs.schemas import read_order
 from app.jobs.states import JOB_TERMINAL, JobState, RequestState
@@ -56,8 +57,17 @@ def create_job(
             return _accepted(earlier, replayed=True)
     order = read_order(read_object(body, depth_max=limits.json_depth), limits)
     model = catalog.get(order.model)
-    stored = database.run(lambda conn: load_named_vectors(conn, account_id, order))
-    prepared = prepare_job(order, model, catalog.tokenizer(model.name), settings, stored=stored)
+    stored = database.run(lambda conn: load_named_vectors(conn, account_id, order, settings.limits))
+    read_captured: ReadCaptured = request.app.state.captured.read
+    captured = read_captured(account_id, wanted_rows(order))
+    prepared = prepare_job(
+        order,
+        model,
+        catalog.tokenizer(model.name),
+        settings,
+        stored=stored,
+        captured=captured,
+    )
     answer, replayed = database.run(
         lambda conn: store_job(conn, account_id, prepared, settings, key)
     )

@@ -66,7 +66,7 @@ def find_answer(conn: Conn, account_id: UUID, key: IdempotencyKey) -> StoredAnsw
     if bytes(row["fingerprint"]) != key.fingerprint:
         msg = (
             "This Idempotency-Key came before with another body. Send the same body to get the "
-            "first answer again, or a new key for a new Job."
+            "first answer again, or a new key for something new."
         )
         raise IdempotencyKeyReusedError(msg, param="Idempotency-Key")
     return StoredAnswer(row["status"], row["answer"])

@@ -6,8 +6,10 @@ What `prepare` gives is compact: a request is a line of JSON by then, so a Job o
 stays within some tens of megabytes. Numbers of Steering vectors are stored once an account.
 """
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import Any
 from uuid import UUID
 
@@ -16,19 +18,29 @@ from psycopg.types.json import Jsonb
 
 from app.catalog import ServedModel, Tokenizer
 from app.completions.problems import Problem
+from app.completions.rows_of import RowsOf
 from app.completions.spec import RequestSpec, spec_to_json
 from app.completions.validate import Validator
-from app.errors import ModelNotFoundError, TooManyRequestsError
+from app.errors import InvalidRequestError, ModelNotFoundError, TooManyRequestsError
+from app.jobs.capture_shapes import CaptureNames
 from app.jobs.errors import InvalidJobError
 from app.jobs.idempotency import IdempotencyKey, StoredAnswer, claim_key, keep_answer
 from app.jobs.progress import job_object, view_job
+from app.jobs.references import named_vectors
 from app.jobs.schemas import Item, JobOrder, read_items
-from app.jobs.shards import Size, last_seen_speed, plan_shards, size_of
+from app.jobs.shards import Size, last_seen_speed, plan_groups, plan_shards, size_of
 from app.kit.db import Conn
 from app.kit.ids import new_uuid
 from app.ledger.holds import place_holds
-from app.settings import Settings
-from app.steering.vectors import Vector, digest_of, find_vectors, link_vectors, store_vectors
+from app.settings import Limits, Settings
+from app.steering.spec import vector_names
+from app.steering.vectors import (
+    Vector,
+    find_vectors,
+    link_vectors,
+    store_vectors,
+    vectors_size,
+)
 
 BATCH_REQUESTS = 4096  # validated at once; one slice of the tokenizer
 COPY_BYTES = 256 * 1024  # sent to Postgres at once
@@ -64,17 +76,19 @@ def prepare_job(
     settings: Settings,
     *,
     stored: Mapping[str, Vector],
+    captured: Mapping[RowsOf, Vector | str] = MappingProxyType({}),
 ) -> PreparedJob:
     """Validate every request of an order. Raises InvalidJobError listing what is wrong."""
     if not model.listed:
         msg = f"{model.name} takes no Jobs. GET /v1/models lists the models that do."
         raise ModelNotFoundError(msg, param="model")
     limits = settings.limits
-    validator = Validator(model, tokenizer, limits, stored=stored, is_job=True)
+    validator = Validator(model, tokenizer, limits, stored=stored, captured=captured, is_job=True)
     report = _Report(limits.errors_reported)
     lines: list[Line] = []
     names: set[str] = set()
     first_with: dict[str, int] = {}
+    captures = CaptureNames()
     batch: list[Item] = []
 
     def check_batch() -> None:
@@ -84,12 +98,15 @@ def prepare_job(
             report.add(index, item.problems)
             report.add_twin(index, item.custom_id, first_with)
             if isinstance(outcome, RequestSpec):
-                names.update(step.vector for step in outcome.interventions)
-                lines.append(_line(item, outcome, model))
+                spec = with_fixed_seed(outcome, index) if order.reproducible else outcome
+                names.update(vector_names(spec.interventions, spec.captures))
+                report.add(index, captures.problems(index, spec.captures))
+                lines.append(_line(item, spec, model))
             else:
                 report.add(index, outcome)
                 lines.append(_NO_LINE)
         batch.clear()
+        _refuse_too_large(lines, limits)
 
     for item in read_items(order, limits):
         batch.append(item)
@@ -100,23 +117,29 @@ def prepare_job(
     return PreparedJob(order, model, lines, validator.vectors, names)
 
 
-def named_vectors(order: JobOrder) -> set[str]:
-    """Collect the names of stored vectors that an order uses; malformed ones are left out."""
-    bodies = [order.defaults, *order.requests]
-    bodies += [sent["body"] for sent in order.requests if isinstance(sent, dict) and "body" in sent]
-    names: set[str] = set()
-    for body in bodies:
-        steering = body.get("apply_steering_vectors") if isinstance(body, dict) else None
-        for item in steering if isinstance(steering, list) else ():
-            name = item.get("vector") if isinstance(item, dict) else None
-            if isinstance(name, str) and digest_of(name) is not None:
-                names.add(name)
-    return names
+def _refuse_too_large(lines: Iterable[Line], limits: Limits) -> None:
+    size = sum(len(line.spec) for line in lines)
+    if size > limits.job_spec_bytes:
+        msg = (
+            f"The Job's requests fill more than {limits.job_spec_bytes} bytes with defaults "
+            "merged into each. Send fewer requests, or fewer positions and interventions in each."
+        )
+        raise InvalidRequestError(msg, param="requests", code="job_too_large")
 
 
-def load_named_vectors(conn: Conn, account_id: UUID, order: JobOrder) -> dict[str, Vector]:
-    """Read the stored vectors that an order names."""
-    return find_vectors(conn, account_id, named_vectors(order))
+def load_named_vectors(
+    conn: Conn, account_id: UUID, order: JobOrder, limits: Limits
+) -> dict[str, Vector]:
+    """Read the stored vectors that an order names. Raises InvalidRequestError for too many."""
+    names = named_vectors(order)
+    size = vectors_size(conn, account_id, names)
+    if size > limits.named_vectors_bytes:
+        msg = (
+            f"The Job names stored vectors of {size} bytes in all; at most "
+            f"{limits.named_vectors_bytes} are allowed. Send it as several Jobs."
+        )
+        raise InvalidRequestError(msg, param="requests", code="named_vectors_too_large")
+    return find_vectors(conn, account_id, names)
 
 
 def store_job(
@@ -180,6 +203,16 @@ class _Report:
             raise InvalidJobError(self._kept, self._total)
 
 
+def with_fixed_seed(spec: RequestSpec, index: int) -> RequestSpec:
+    """Give a request that draws tokens without a seed one that depends on its index alone."""
+    sampling = spec.sampling
+    if sampling.seed is not None or sampling.temperature == 0:
+        return spec
+    digest = hashlib.sha256(b"request %d of a reproducible Job" % index).digest()
+    seed = int.from_bytes(digest[:4], "big") >> 1
+    return replace(spec, sampling=replace(sampling, seed=seed))
+
+
 def _line(item: Item, spec: RequestSpec, model: ServedModel) -> Line:
     # A copy, because orjson gives 4 KiB to every short text: 400 MB for 100,000 requests.
     content = bytes(memoryview(orjson.dumps(spec_to_json(spec))))
@@ -196,9 +229,10 @@ def _insert_job(conn: Conn, account_id: UUID, prepared: PreparedJob, settings: S
     conn.execute(
         """
         INSERT INTO jobs (id, account_id, state, name, metadata, model, model_revision, dtype,
-            priority, n_total, expires_at)
+            reproducible, priority, n_total, expires_at)
         VALUES (%(id)s, %(account_id)s, 'queued', %(name)s, %(metadata)s, %(model)s, %(revision)s,
-            %(dtype)s, %(priority)s, %(total)s, now() + make_interval(secs => %(expires_in)s))
+            %(dtype)s, %(reproducible)s, %(priority)s, %(total)s,
+            now() + make_interval(secs => %(expires_in)s))
         """,
         {
             "id": prepared.id,
@@ -208,6 +242,7 @@ def _insert_job(conn: Conn, account_id: UUID, prepared: PreparedJob, settings: S
             "model": model.name,
             "revision": model.revision,
             "dtype": model.dtype,
+            "reproducible": order.reproducible,
             "priority": order.priority,
             "total": len(prepared.lines),
             "expires_in": order.expires_in or settings.default_expires_seconds,
@@ -246,11 +281,12 @@ def _copy_blocks(prepared: PreparedJob) -> Iterator[bytes]:
 
 
 def _insert_shards(conn: Conn, prepared: PreparedJob, settings: Settings) -> None:
-    shards = plan_shards(
-        (line.size for line in prepared.lines),
-        settings,
-        tokens_per_second=last_seen_speed(conn, prepared.model.name),
-    )
+    model, sizes = prepared.model, (line.size for line in prepared.lines)
+    if prepared.order.reproducible:
+        shards = plan_groups(sizes, settings, batch_max=model.max_num_seqs)
+    else:
+        speed = last_seen_speed(conn, model.name)
+        shards = plan_shards(sizes, settings, tokens_per_second=speed)
     with (
         conn.cursor() as cursor,
         cursor.copy("COPY shards (job_id, first_index, end_index) FROM STDIN") as copy,

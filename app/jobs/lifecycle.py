@@ -203,13 +203,17 @@ def insert_files(
     conn.execute(
         """
         INSERT INTO result_files (job_id, path, lease_token, kind, layer, capture, rows,
-            bytes, sha256, first_index, end_index)
+            bytes, sha256, first_index, end_index, site, before, reduce, width)
         SELECT %(job_id)s, file.path, %(lease_token)s, file.kind, file.layer, file.capture,
-            file.rows, file.bytes, file.sha256, file.first_index, file.end_index
+            file.rows, file.bytes, file.sha256, file.first_index, file.end_index,
+            file.site, file.before, file.reduce, file.width
         FROM unnest(%(paths)s::text[], %(kinds)s::text[], %(layers)s::integer[],
                 %(captures)s::text[], %(rows)s::bigint[], %(bytes)s::bigint[],
-                %(sha256)s::text[], %(firsts)s::integer[], %(ends)s::integer[])
-            AS file (path, kind, layer, capture, rows, bytes, sha256, first_index, end_index)
+                %(sha256)s::text[], %(firsts)s::integer[], %(ends)s::integer[],
+                %(sites)s::text[], %(befores)s::boolean[], %(reduces)s::text[],
+                %(widths)s::integer[])
+            AS file (path, kind, layer, capture, rows, bytes, sha256, first_index, end_index,
+                site, before, reduce, width)
         """,
         {
             "job_id": job_id,
@@ -223,5 +227,9 @@ def insert_files(
             "sha256": [file.sha256 for file in files],
             "firsts": [file.first_index for file in files],
             "ends": [file.end_index for file in files],
+            "sites": [file.site for file in files],
+            "befores": [file.before for file in files],
+            "reduces": [file.reduce for file in files],
+            "widths": [file.width for file in files],
         },
     )

@@ -131,7 +131,8 @@ class LeasedShard:
     """A worker's lease: requests [first_index, end_index) of a Job under one token.
 
     After an engine death the shard is a suspect: it must run with nothing else in the engine
-    (`run_alone`), so that only the request that kills engines is blamed.
+    (`run_alone`), so that only the request that kills engines is blamed. The shards of a
+    reproducible Job are groups: each runs alone, and whole or not at all.
     """
 
     id: int
@@ -189,7 +190,8 @@ class RequestResult:
 class PublishedFile:
     """One closed file in the object store; `path` is relative to the Job's folder.
 
-    `layer`, `capture` and the index range are None where they do not apply.
+    `layer`, `capture` and the index range are None where they do not apply. `site`, `before`,
+    `reduce` and `width` (numbers a row) say what a file of activations or captures was read from.
     """
 
     path: str
@@ -201,6 +203,10 @@ class PublishedFile:
     capture: str | None = None
     first_index: int | None = None
     end_index: int | None = None
+    site: str | None = None
+    before: bool | None = None
+    reduce: str | None = None
+    width: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class JobOrder:
     metadata: dict[str, str]
     priority: int
     expires_in: int | None
+    reproducible: bool = False
 
 
 def read_order(sent: Mapping[str, Any], limits: Limits) -> JobOrder:
@@ -46,8 +47,8 @@ def read_order(sent: Mapping[str, Any], limits: Limits) -> JobOrder:
     problems = unknown_fields(sent, FIELDS, of="A Job")
     problems += _check_model(sent.get("model"))
     problems += _check_requests(sent.get("requests"), limits)
-    problems += _check_name(sent.get("name"), limits)
-    problems += _check_metadata(sent.get("metadata"), limits)
+    problems += check_name(sent.get("name"), limits)
+    problems += check_metadata(sent.get("metadata"), limits)
     defaults = sent.get("defaults")
     if defaults is not None and not isinstance(defaults, dict):
         problems.append(Problem("defaults", f"defaults must be an object, not {shown(defaults)}."))
@@ -64,11 +65,9 @@ def read_order(sent: Mapping[str, Any], limits: Limits) -> JobOrder:
     if expires_in is not None and not (is_int(expires_in) and least <= expires_in <= most):
         message = f"expires_in must be {least} to {most} seconds, not {shown(expires_in)}."
         problems.append(Problem("expires_in", message))
-    if sent.get("reproducible") is not None and sent["reproducible"] is not False:
-        message = (
-            "This server does not offer reproducible Jobs. Leave the field out; with seed and "
-            "temperature 0 texts rarely differ between runs."
-        )
+    reproducible = sent.get("reproducible")
+    if reproducible is not None and not isinstance(reproducible, bool):
+        message = f"reproducible must be true or false, not {shown(reproducible)}."
         problems.append(Problem("reproducible", message))
     if problems:
         raise InvalidJobError(
@@ -82,6 +81,7 @@ def read_order(sent: Mapping[str, Any], limits: Limits) -> JobOrder:
         metadata=sent.get("metadata") or {},
         priority=PRIORITIES[priority],
         expires_in=expires_in,
+        reproducible=bool(reproducible),
     )
 
 
@@ -156,14 +156,16 @@ def _check_requests(requests: object, limits: Limits) -> list[Problem]:
     return []
 
 
-def _check_name(name: object, limits: Limits) -> list[Problem]:
+def check_name(name: object, limits: Limits) -> list[Problem]:
+    """List what is wrong with a name; None is none."""
     if name is None or (isinstance(name, str) and 0 < len(name) <= limits.name_chars):
         return []
     message = f"name must be a string of 1 to {limits.name_chars} characters, not {shown(name)}."
     return [Problem("name", message)]
 
 
-def _check_metadata(metadata: object, limits: Limits) -> list[Problem]:
+def check_metadata(metadata: object, limits: Limits) -> list[Problem]:
+    """List what is wrong with metadata, pairs of texts; None is none."""
     if metadata is None:
         return []
     if not isinstance(metadata, dict):

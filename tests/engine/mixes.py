@@ -1,4 +1,7 @@
-"""Mixed batches for parity: requests as the product sees them and as the reference does."""
+"""Mixed batches of Steering vectors: requests as the product sees them and the reference does.
+
+Every op, site and form beside them is in tests/parity.
+"""
 
 from __future__ import annotations
 

@@ -45,11 +45,12 @@ def make_tiny_llama(
     model = LlamaForCausalLM(config).to(torch.float32).eval()
     disable_progress_bar()
     model.save_pretrained(folder, safe_serialization=True)
-    _tokenizer(vocab).save_pretrained(folder)
+    tiny_tokenizer(vocab).save_pretrained(folder)
     return folder
 
 
-def _tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+def tiny_tokenizer(vocab: int) -> PreTrainedTokenizerFast:
+    """Make the tokenizer of `vocab` words."""
     words = ["<s>", "</s>", "<unk>", *(f"w{number}" for number in range(3, vocab))]
     tokenizer = Tokenizer(
         models.WordLevel({word: index for index, word in enumerate(words)}, unk_token="<unk>")

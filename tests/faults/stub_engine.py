@@ -11,7 +11,8 @@ import hashlib
 import numpy as np
 
 from app.completions.spec import RequestSpec
-from worker.engine.protocol import EngineDeadError, EngineFacts
+from app.steering.spec import Capture, Reduce
+from worker.engine.protocol import EngineDeadError, EngineFacts, Group
 from worker.outcomes import CaptureRows, Choice, Errored, Outcome, Succeeded
 
 DIES, HANGS, FAILS = 3, 4, 5
@@ -42,9 +43,11 @@ class StubEngine:
         """Give the same facts for ever."""
         return self._facts
 
-    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+    async def run(
+        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
+    ) -> Outcome:
         """Answer after a moment; misbehave if the prompt says so."""
-        del key, salt
+        del key, salt, group
         self._check()
         await asyncio.sleep(self._seconds)
         first = spec.prompt_token_ids[0]
@@ -75,18 +78,21 @@ def answer(spec: RequestSpec) -> Succeeded:
     """Compute what the stub answers: M tokens, and rows where captures ask for them."""
     seed = hashlib.sha256(repr(spec).encode()).digest()
     tokens = tuple(7 + seed[i % 32] % 50 for i in range(spec.sampling.max_tokens))
-    rows = spec.prompt_tokens + len(tokens) - 1
+    ran = spec.prompt_tokens + len(tokens) - 1
     rng = np.random.default_rng(int.from_bytes(seed[:8], "big"))
-    captures = tuple(
-        CaptureRows(
-            capture.name,
-            "float32",
-            {
-                layer: rng.standard_normal((rows, HIDDEN), dtype=np.float32)
-                for layer in capture.layers
-            },
-        )
-        for capture in spec.captures
-    )
+    captures = tuple(_captured(capture, ran, rng) for capture in spec.captures)
     text = " ".join(map(str, tokens))
     return Succeeded((Choice(0, text, tokens, "length"),), captures)
+
+
+def _captured(capture: Capture, ran: int, rng: np.random.Generator) -> CaptureRows:
+    positions = np.array([p for p in range(ran) if capture.reads(p)], dtype=np.int32)
+    rows = min(len(positions), 1) if capture.reduce is Reduce.mean else len(positions)
+    shape = (rows, capture.width(HIDDEN))
+    return CaptureRows(
+        capture.name,
+        "float32",
+        {layer: rng.standard_normal(shape, dtype=np.float32) for layer in capture.layers},
+        positions,
+        capture.reduce,
+    )

@@ -50,13 +50,36 @@ def test_an_expired_lease_of_one_request_makes_it_wait_again_and_never_errs_it(d
 
 
 def test_a_fixed_group_comes_back_whole(database, builders) -> None:
-    job = builders.a_job(requests=6, shard_size=6)
-    with database.transaction() as conn:
-        conn.execute("UPDATE jobs SET reproducible = true")
+    job = builders.a_job(requests=6, shard_size=6, reproducible=True)
     builders.a_lease(lease_seconds=0)
     with database.transaction() as conn:
         expire_leases(conn, 10)
     assert shards_of(database, job.id) == [(0, 6, "pending", 1, 0)]
+
+
+def test_a_fixed_group_is_never_given_back_in_part(database, builders) -> None:
+    job = builders.a_job(requests=6, shard_size=6, reproducible=True)
+    shard = builders.a_lease()
+    assert shard.run_alone
+    with database.transaction() as conn:
+        assert split_off(conn, shard, 4) is None
+        assert not finish_shard(conn, shard, succeeded(range(4)), named_part(shard))
+    assert shards_of(database, job.id) == [(0, 6, "pending", 0, 0)]
+    assert builders.job(job.id).n_running == 0
+    check_everything(database)
+
+
+def test_a_fixed_group_in_which_engines_die_is_split_after_the_third_death(
+    database, builders
+) -> None:
+    """Its culprit must be found; from then on its requests run in smaller groups."""
+    job = builders.a_job(requests=6, shard_size=6, reproducible=True)
+    for deaths in (1, 2):
+        assert not die_alone(database, builders.a_lease())
+        assert shards_of(database, job.id) == [(0, 6, "pending", deaths, deaths)]
+    assert not die_alone(database, builders.a_lease())
+    assert shards_of(database, job.id) == [(0, 3, "pending", 3, 3), (3, 6, "pending", 3, 3)]
+    check_everything(database)
 
 
 def test_a_lease_that_was_renewed_in_time_does_not_expire(database, builders) -> None:

@@ -17,6 +17,7 @@ from app.storage import ObjectStore, open_store
 from tests.faults.stub_engine import StubEngine
 from tests.fixtures.builders import Builders
 from worker.drain import Drain
+from worker.engine.protocol import Group
 from worker.engine.vectors import VectorCache
 from worker.heartbeat import Heartbeat, Speedometer
 from worker.outcomes import Outcome
@@ -34,21 +35,37 @@ class HeldEngine(StubEngine):
     def __init__(self) -> None:
         super().__init__(seconds_per_request=0)
         self.gate = asyncio.Event()
+        self.present = asyncio.Event()  # the gate of those that run now
         self.running = 0
         self.most = 0
 
-    async def run(self, key: str, spec: RequestSpec, *, salt: str) -> Outcome:
+    async def run(
+        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
+    ) -> Outcome:
         self.running += 1
         self.most = max(self.most, self.running)
         try:
-            await self.gate.wait()
-            return await super().run(key, spec, salt=salt)
+            await self._wait()
+            return await super().run(key, spec, salt=salt, group=group)
         finally:
             self.running -= 1
+
+    async def _wait(self) -> None:
+        gates = [asyncio.create_task(each.wait()) for each in (self.gate, self.present)]
+        try:
+            await asyncio.wait(gates, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for gate in gates:
+                gate.cancel()
 
     def release(self) -> None:
         """Answer everything from now on."""
         self.gate.set()
+
+    def answer_those_that_run(self) -> None:
+        """Answer what runs now, and hold what comes after."""
+        self.present.set()
+        self.present = asyncio.Event()
 
 
 class Bench:

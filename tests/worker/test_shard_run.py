@@ -1,11 +1,13 @@
 """A shard's run under pause, cancel, a lost lease and a failing part; several at once."""
 
 import asyncio
+from dataclasses import replace
 
 import psycopg
 import pytest
 
 from app.jobs.lifecycle import cancel_job
+from app.steering.spec import FOREVER, Capture, Direction, Reduce, Site
 from tests.checker import check_everything
 from tests.fixtures.builders import a_spec
 from tests.worker.conftest import ROOM
@@ -74,7 +76,7 @@ async def test_an_outcome_on_its_way_into_the_part_survives_a_cancel(
         def slow_add(part, *args, **kwargs):
             loop.call_soon_threadsafe(adding.set)
             asyncio.run_coroutine_threadsafe(bench.until(lambda: run.watch.cancel), loop).result()
-            add(part, *args, **kwargs)
+            return add(part, *args, **kwargs)
 
         monkeypatch.setattr(PartWriter, "add", slow_add)
         bench.engine.release()
@@ -128,6 +130,77 @@ async def test_a_part_that_cannot_be_written_fails_the_shard_and_leaves_nothing(
         assert not bench.shop.room.locked()
         assert bench.left_in_spool() == bench.objects() == []
     assert [row["state"] for row in shards(database)] == ["leased"]
+    check_everything(database, bench.store)
+
+
+@pytest.mark.asyncio
+async def test_a_result_that_cannot_be_written_errors_its_request_alone(
+    bench_of, database, builders, monkeypatch
+):
+    """Its Hold is released; before, it stopped its shard, which was leased again for ever."""
+    job = builders.a_job(requests=4, shard_size=4)
+    async with bench_of() as bench:
+        run = bench.lease(builders)
+        ask = bench.engine.run
+
+        async def answer(key, spec, **options):
+            outcome = await ask(key, spec, **options)
+            if key.endswith(".2"):
+                choice = replace(outcome.choices[0], text="half \ud800 a sign")
+                outcome = replace(outcome, choices=(choice,))
+            return outcome
+
+        monkeypatch.setattr(bench.engine, "run", answer)
+        bench.engine.release()
+        await run.run()
+    ended = builders.job(job.id)
+    assert (ended.n_succeeded, ended.n_errored, ended.tokens_held) == (3, 1, 0)
+    with database.transaction() as conn:
+        row = conn.execute(
+            "SELECT state, error_code FROM requests WHERE job_id = %s AND request_index = 2",
+            [job.id],
+        ).fetchone()
+    assert row == {"state": "errored", "error_code": "result_not_writable"}
+    check_everything(database, bench.store)
+
+
+@pytest.mark.asyncio
+async def test_captures_of_every_kind_are_published(bench_of, database, builders):
+    def capture(name, reduce, **fields):
+        return Capture(name, Site.resid_post, (0, 1), reduce=reduce, **fields)
+
+    captures = (
+        capture("rows", Reduce.none, spans=((1, 3), (6, FOREVER))),
+        capture("mean", Reduce.mean, spans=((1, 3),)),
+        capture("norm", Reduce.norm, before=True),
+        capture("scores", Reduce.project, directions=(Direction("sv_" + "0" * 64),)),
+    )
+    specs = [replace(a_spec(), captures=captures)] * 3
+    job = builders.a_job(specs=specs, shard_size=2)
+    async with bench_of() as bench:
+        bench.engine.release()
+        for _ in range(2):
+            await bench.lease(builders).run()
+    assert builders.job(job.id).n_succeeded == 3
+    with database.transaction() as conn:
+        rows = conn.execute(
+            """
+            SELECT capture, layer, reduce, before, sum(rows)::int AS rows FROM result_files
+            WHERE job_id = %s AND kind = 'captures' GROUP BY 1, 2, 3, 4 ORDER BY 1, 2
+            """,
+            [job.id],
+        ).fetchall()
+    ran = a_spec().prompt_tokens + a_spec().sampling.max_tokens - 1
+    assert [tuple(row.values()) for row in rows] == [
+        (name, layer, reduce, name == "norm", 3 * count)
+        for name, reduce, count in (
+            ("mean", "mean", 1),
+            ("norm", "norm", ran),
+            ("rows", "none", 2 + ran - 6),
+            ("scores", "project", ran),
+        )
+        for layer in (0, 1)
+    ]
     check_everything(database, bench.store)
 
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from worker.engine.lifeline import die_with_parent
 from worker.engine.runner import SteeredRunner
 from worker.engine.settings import engine_settings
+
+if TYPE_CHECKING:
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
 
 
 class SteeredCPUWorker(CPUWorker):
@@ -26,9 +30,33 @@ class SteeredCPUWorker(CPUWorker):
         """Make the runner, then wrap it."""
         super().init_device()
         self.steered = SteeredRunner(self.model_runner, self.vllm_config, self.rank)
+        spare_unused_draws(self.model_runner)
 
     def shutdown(self) -> None:
         """Let go of the core before the model goes."""
         if hasattr(self, "steered"):
             self.steered.close()
         super().shutdown()
+
+
+def spare_unused_draws(runner: GPUModelRunner) -> None:
+    """Keep the generators of requests whose prompt is not through yet out of sampling.
+
+    vLLM draws a token for each of them, too, throws it away and turns the generator back. CPU
+    generators cannot be turned back: one seeded request with a prompt in two chunks would end
+    the engine ("CPU Generator does not use offset").
+    """
+    original = runner.sample_tokens
+
+    def sample_tokens(*args: Any, **kwargs: Any) -> Any:
+        batch = runner.input_batch
+        unfinished = np.nonzero(runner.discard_request_mask.np[: batch.num_reqs])[0].tolist()
+        put_aside = {
+            row: batch.generators.pop(row) for row in unfinished if row in batch.generators
+        }
+        try:
+            return original(*args, **kwargs)
+        finally:
+            batch.generators.update(put_aside)
+
+    setattr(runner, "sample_tokens", sample_tokens)  # noqa: B010 (this instance's alone)

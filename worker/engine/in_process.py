@@ -62,6 +62,10 @@ class InProcessCore:
             self._command(lambda: self.llm.abort_request([request_id]))
             raise
 
+    async def give_up(self, note: str) -> None:
+        """Relay a note about a seat that stays empty (see `groups`)."""
+        self._command(lambda: self.llm.engine_core.abort_requests([note]))
+
     async def check_health(self) -> None:
         """Raise EngineDeadError after the stepping thread has failed."""
         if self._failure is not None:

@@ -56,6 +56,8 @@ def refuse_unserved(config: VllmConfig) -> None:
     reasons = {
         "speculative decoding": config.speculative_config is not None,
         "sequence parallelism": config.parallel_config.use_sequence_parallel_moe,
+        # vLLM's CPU runner ends on its first request this way; nobody has seen ours work on a GPU.
+        "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
         "micro-batching": bool(config.parallel_config.enable_dbo),
         "decode context parallelism": config.parallel_config.decode_context_parallel_size > 1,
         "fast prefill with KV sharing": bool(config.cache_config.kv_sharing_fast_prefill),
@@ -121,6 +123,7 @@ class SteeredRunner:
             ),
             vectors=self._settings.vectors_path,
             rank=self._rank,
+            captures=self._rank % self._config.parallel_config.tensor_parallel_size == 0,
         )
         self._handle = layer_op.register_core(self.core)
         for number, layer in decoder_layers(model, architecture):

@@ -1,7 +1,8 @@
-"""vLLM's scheduler with one thing forced: every newly allocated KV block is zeroed first.
+"""vLLM's scheduler with two things added: zeroed KV blocks, and groups that run by themselves.
 
-vLLM zeroes only for models that need it. With steering, a request can leave NaN in its blocks,
-and attention multiplies the masked tail of a reused block by zero: NaN times zero is NaN.
+vLLM zeroes new KV blocks only for models that need it. With steering, a request can leave NaN in
+its blocks, and attention multiplies the masked tail of a reused block by zero: NaN times zero is
+NaN. What a group is and why it runs with nothing beside it: see `groups`.
 """
 
 from __future__ import annotations
@@ -12,9 +13,22 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.kv_cache_interface import KVCacheConfig
+from vllm.v1.request import Request, RequestStatus
+
+from worker.engine.environment import check_signature
+from worker.engine.groups import Turnstile, read_note, seat_of
+from worker.steering.carrier import CARRIER_KEY
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from vllm.config import VllmConfig
+
+_SIGNATURES = {
+    "add_request": ("self", "request"),
+    "finish_requests": ("self", "request_ids", "finished_status"),
+    "update_from_output": ("self", "scheduler_output", "model_runner_output"),
+}
 
 
 class ZeroedKVCacheConfig(KVCacheConfig):
@@ -33,7 +47,73 @@ def zeroed(config: KVCacheConfig) -> KVCacheConfig:
     return forced
 
 
-class ZeroingScheduler(Scheduler):
+class GroupingScheduler(Scheduler):
+    """Lets a group in when all of it is there and the engine is empty, and then nobody else.
+
+    A request that waits at the turnstile is known to vLLM but in none of its queues, so it can be
+    aborted and costs no step.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Take vLLM's arguments; raise UnsupportedEngineError for another vLLM's methods."""
+        for name, expected in _SIGNATURES.items():
+            check_signature(getattr(Scheduler, name), expected)
+        super().__init__(*args, **kwargs)
+        self._turnstile: Turnstile[Request] = Turnstile()
+
+    def add_request(self, request: Request) -> None:
+        """Take a request in; it may have to wait for its group, or for another one."""
+        super().add_request(request)
+        params = request.sampling_params
+        carried = params.extra_args.get(CARRIER_KEY) if params and params.extra_args else None
+        if self._turnstile.hold(request, seat_of(carried)):
+            self.waiting.remove_requests([request])
+            self._turn()
+
+    def finish_requests(
+        self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
+    ) -> list[Request]:
+        """End requests from outside; an aborted member of a running group goes on unseen."""
+        if request_ids is not None and finished_status is RequestStatus.FINISHED_ABORTED:
+            ids = [request_ids] if isinstance(request_ids, str) else list(request_ids)
+            request_ids = [name for name in ids if not self._is_for_turnstile(name)]
+        ended = super().finish_requests(request_ids, finished_status)
+        if self._turnstile.in_use:
+            for request in ended:
+                self._turnstile.forget(request)
+            self._turn()
+        return ended
+
+    def update_from_output(self, scheduler_output: Any, model_runner_output: Any) -> Any:
+        """Take a step's tokens; requests that ended may make room for a group."""
+        outputs = super().update_from_output(scheduler_output, model_runner_output)
+        if self._turnstile.in_use:
+            self._turn()
+        return outputs
+
+    def _is_for_turnstile(self, request_id: str) -> bool:
+        """Tell whether an abort ends here: it is a note, or about a request that must go on."""
+        seat = read_note(request_id)
+        if seat is not None:
+            self._turnstile.give_up(seat)
+            return True
+        request = self.requests.get(request_id)
+        return request is not None and self._turnstile.keep_inside(request)
+
+    def _turn(self) -> None:
+        """Queue what the turnstile lets through now."""
+        self._turnstile.settle(Request.is_finished)
+        unseen = self._turnstile.abandoned()
+        if unseen:
+            ids = [request.request_id for request in unseen]
+            super().finish_requests(ids, RequestStatus.FINISHED_ABORTED)
+            self._turnstile.settle(Request.is_finished)
+        busy = bool(self.running or self.waiting or self.kv_holding_waiting)
+        for request in self._turnstile.admit(busy=busy):
+            self.waiting.add_request(request)
+
+
+class ZeroingScheduler(GroupingScheduler):
     """The scheduler for runners without asynchronous scheduling (CPU)."""
 
     def __init__(
@@ -43,7 +123,7 @@ class ZeroingScheduler(Scheduler):
         super().__init__(vllm_config, zeroed(kv_cache_config), *args, **kwargs)
 
 
-class ZeroingAsyncScheduler(AsyncScheduler):
+class ZeroingAsyncScheduler(GroupingScheduler, AsyncScheduler):
     """The scheduler for runners with asynchronous scheduling (GPU)."""
 
     def __init__(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +40,12 @@ class ServedCore:
             msg = f"the engine gave no output for {request_id}"
             raise EngineDeadError(msg)
         return final
+
+    async def give_up(self, note: str) -> None:
+        """Relay a note about a seat that stays empty (see `groups`)."""
+        if self._llm is not None:
+            with contextlib.suppress(VllmEngineDeadError):
+                await self._llm.engine_core.abort_requests_async([note])
 
     async def check_health(self) -> None:
         """Raise EngineDeadError when the engine process is gone."""

@@ -414,7 +414,11 @@ def _start_core(config: EngineConfig, settings: EngineSettings) -> ServedCore | 
     from worker.engine.served import ServedCore
 
     threads = config.threads or len(os.sched_getaffinity(0))
-    with _environment({"OMP_NUM_THREADS": str(threads)}):
+    variables = {"OMP_NUM_THREADS": str(threads)}
+    if many:
+        # vLLM would give each rank a memory node of its own, of which most machines have one.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    with _environment(variables):
         return ServedCore(AsyncEngineArgs(enable_log_requests=False, **arguments))
 
 

@@ -1,11 +1,12 @@
 """What a request carries into the engine process: references only, as plain JSON values.
 
-Vectors travel as ids of files, captured rows as paths of mapped files. Position lists are written
-once and shared between ops.
+Vectors travel as ids of files, captured rows as paths of mapped files. What several ops share is
+written once. A request may bring an op for every layer, so an op is a row of values here.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +14,15 @@ from app.steering.spec import (
     Capture,
     Intervention,
     Op,
+    Reduce,
     Site,
     capture_from_json,
-    intervention_from_json,
     to_json,
 )
 
 CARRIER_KEY = "tiller"
-# Lists of these names are written once for all ops that share them.
-_SHARED = ("positions", "spans")
+_OPS = {op.value: op for op in Op}
+_SITES = {site.value: site for site in Site}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,41 +50,24 @@ class Carrier:
 
 def pack(carrier: Carrier) -> dict[str, Any]:
     """Write a carrier as values that MessagePack can carry."""
-    places: dict[object, int] = {}
-    table: list[Any] = []
-
-    def shared(data: dict[str, Any]) -> dict[str, Any]:
-        for name in _SHARED:
-            value = data.get(name)
-            if value is not None:
-                if value not in places:
-                    places[value] = len(table)
-                    table.append(value)
-                data[name] = places[value]
-        return data
-
+    table = _Table()
     return {
         "ticket": carrier.ticket,
         "prompt": carrier.prompt,
-        "ops": [shared(_plain(item)) for item in carrier.ops],
+        "ops": [_pack_op(item, table) for item in carrier.ops],
         "reads": [(_plain(read.capture), read.region, read.rows) for read in carrier.reads],
-        "places": table,
+        "shared": table.values,
         **carrier.extras,
     }
 
 
 def unpack(data: dict[str, Any]) -> Carrier:
     """Read a carrier as `pack` wrote it; raise KeyError, TypeError or ValueError when it is bad."""
-    table = data["places"]
-
-    def op(item: dict[str, Any]) -> Intervention:
-        lists = {name: table[item[name]] for name in _SHARED if item.get(name) is not None}
-        return intervention_from_json({**item, **lists})
-
+    shared = [_frozen(value) for value in data["shared"]]
     return Carrier(
         ticket=data["ticket"],
         prompt=data["prompt"],
-        ops=tuple(op(item) for item in data["ops"]),
+        ops=tuple(_unpack_op(item, shared) for item in data["ops"]),
         reads=tuple(
             Read(capture_from_json(capture), region, rows)
             for capture, region, rows in data["reads"]
@@ -91,10 +75,62 @@ def unpack(data: dict[str, Any]) -> Carrier:
     )
 
 
-def _plain(item: Intervention | Capture) -> dict[str, Any]:
-    """Write an item with plain strings: the engine's decoder knows none of our enumerations."""
+class _Table:
+    """Values that several ops share, each written once; -1 stands for None."""
+
+    def __init__(self) -> None:
+        self.values: list[Any] = []
+        self._places: dict[object, int] = {}
+
+    def place(self, value: Any) -> int:
+        if value is None:
+            return -1
+        place = self._places.get(value)
+        if place is None:
+            place = self._places[value] = len(self.values)
+            self.values.append(value)
+        return place
+
+
+def _pack_op(item: Intervention, table: _Table) -> tuple[Any, ...]:
+    # Plain strings: the engine's decoder knows none of our enumerations.
+    return (
+        *(item.op.value, item.site.value, item.layer, table.place(item.vector), item.row),
+        *(float(item.scale), item.norm_match, table.place(item.positions)),
+        *(table.place(item.spans), item.coeff, item.low, item.high),
+        *(table.place(item.heads), item.summed),
+    )
+
+
+def _unpack_op(item: Sequence[Any], shared: list[Any]) -> Intervention:
+    op, site, layer, vector, row, scale, norm_match, positions, spans = item[:9]
+    coeff, low, high, heads, summed = item[9:]
+    return Intervention(
+        op=_OPS[op],
+        site=_SITES[site],
+        layer=layer,
+        vector=shared[vector],
+        row=row,
+        scale=scale,
+        norm_match=norm_match,
+        positions=None if positions < 0 else shared[positions],
+        spans=None if spans < 0 else shared[spans],
+        coeff=coeff,
+        low=low,
+        high=high,
+        heads=None if heads < 0 else shared[heads],
+        summed=summed,
+    )
+
+
+def _frozen(value: Any) -> Any:
+    return tuple(map(_frozen, value)) if isinstance(value, list | tuple) else value
+
+
+def _plain(item: Capture) -> dict[str, Any]:
+    """Write a capture with plain strings, for the same reason."""
     data = to_json(item)
     return {
-        key: value.value if isinstance(value, Op | Site) or key == "reduce" else value
+        key: value.value if isinstance(value, Site | Reduce) else value
         for key, value in data.items()
     }

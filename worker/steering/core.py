@@ -23,7 +23,7 @@ from worker.steering.layer import apply_work
 from worker.steering.plan import Run, StepPlan, Tenant, build_plan
 from worker.steering.program import build_program, drop_program
 from worker.steering.reads import TenantRead, make_read
-from worker.steering.region import CaptureRegion, region_shape
+from worker.steering.region import RegionWriter, region_shape
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -42,11 +42,23 @@ _BANK_BYTES = 1 << 30
 class SteeringCore:
     """Steers and captures for all requests of one engine process (one rank)."""
 
-    def __init__(self, *, shape: Shape, board: StatusBoard, vectors: Path, rank: int = 0) -> None:
-        """`vectors` is the folder of stored vectors: <id>.npy, float32 [rows, width]."""
+    def __init__(
+        self,
+        *,
+        shape: Shape,
+        board: StatusBoard,
+        vectors: Path,
+        rank: int = 0,
+        captures: bool = True,
+    ) -> None:
+        """`vectors` is the folder of stored vectors: <id>.npy, float32 [rows, width].
+
+        Of ranks that hold the same rows, one `captures` them.
+        """
         self._shape = shape
         self._board = board
         self._rank = rank
+        self._captures = captures
         self._vectors = vectors
         self._banks = Banks(self._load, shape.device, _BANK_BYTES)
         self._tenants: dict[str, Tenant] = {}
@@ -155,17 +167,18 @@ class SteeringCore:
         active, self._active = self._active, False
         if not self._runs:
             return
-        if active and self._plan is not None:
-            if self._plan.checked:
-                self._report_misfits(self._plan)
-            for group in self._plan.groups:
+        plan = self._plan
+        if active and plan is not None:
+            if plan.checked:
+                self._report_misfits(plan)
+            for group in plan.groups:
                 rows = _as_stored(group.buffer)
                 for member in group.members:
                     run = self._runs[member.run]
                     # A plan that serves again in a later step of decoding is some positions on.
-                    row = member.row + run.position - self._plan.runs[member.run].position
+                    row = member.row + run.position - plan.runs[member.run].position
                     part = slice(member.offset, member.offset + member.count)
-                    self._store(run, member.read, rows[member.layers, part], row)
+                    self._store(run, member.read, rows[part, member.layers], row)
         columns = np.array(
             [(run.tenant.ticket, run.position, run.position + run.count) for run in self._runs],
             dtype=np.int64,
@@ -198,7 +211,8 @@ class SteeringCore:
         carrier = unpack(carried)
         if carrier.ops:
             tenant.program = build_program(carrier.ops, self._banks, self._shape)
-        tenant.reads = tuple(map(self._open, carrier.reads))
+        for read in carrier.reads if self._captures else ():
+            tenant.reads = (*tenant.reads, self._open(read))
 
     def _open(self, read: Read) -> TenantRead:
         capture, shape = read.capture, self._shape
@@ -207,7 +221,12 @@ class SteeringCore:
         dtype = str(shape.dtype).removeprefix("torch.")
         wanted = region_shape(capture, read.rows, shape.widths[capture.site], dtype)
         directions = self._directions(capture) if capture.reduce is Reduce.project else None
-        return make_read(capture, CaptureRegion(Path(read.region), wanted), directions)
+        region = RegionWriter(Path(read.region), wanted)
+        try:
+            return make_read(capture, region, directions)
+        except ValueError:
+            region.close()
+            raise
 
     def _directions(self, capture: Capture) -> npt.NDArray[np.float64]:
         rows = [self._load(item.vector)[item.row] for item in capture.directions]
@@ -266,6 +285,8 @@ class SteeringCore:
     def _empty(self, tenant: Tenant) -> None:
         if tenant.program is not None:
             drop_program(tenant.program, self._banks)
+        for read in tenant.reads:
+            read.region.close()
         tenant.program = None
         tenant.reads = ()
         # A cached plan may still name this tenant.

@@ -103,9 +103,10 @@ def build_plan(runs: Sequence[Run], rows: int, shape: Shape, banks: Banks) -> St
         work[point] = Work(steer=steer)
     groups = plan_reads(runs, shape)
     for group in groups:
-        for point, buffer in zip(group.points, group.buffer, strict=True):
+        for place, point in enumerate(group.points):
             here = work.setdefault(point, Work())
-            (here.before if group.before else here.after).append((group.rows, buffer))
+            reads = here.before if group.before else here.after
+            reads.append((group.rows, group.buffer[:, place]))
     return StepPlan(
         runs=tuple(runs),
         work=work,

@@ -11,7 +11,7 @@ share a stage: what each adds does not depend on what the others did.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -38,6 +38,7 @@ ADD, ADD_NORM, PROJECT, CAP, REPLACE = range(5)
 # Numbers that cannot carry a sum beyond float32 or bfloat16 unless the row was there already.
 _TAME = 1e30
 _TAME_FACTOR = 1e6
+_TINY = 1e-37  # products below may underflow float32
 
 
 class Segments(NamedTuple):
@@ -58,10 +59,15 @@ class Segments(NamedTuple):
         return Segments._make(column[chosen] for column in self)
 
 
-_EMPTY = Segments._make(
-    np.zeros(0, np.float32 if name in ("a", "low", "high") else np.int64)
-    for name in Segments._fields
-)
+# Segments before they are columns.
+_Rows: TypeAlias = list[tuple[int, int, int, int, int, int, float, float, float]]
+
+
+def _dtype(name: str) -> type[np.generic]:
+    return np.float32 if name in ("a", "low", "high") else np.int64
+
+
+_EMPTY = Segments._make(np.zeros(0, _dtype(name)) for name in Segments._fields)
 
 
 def join(parts: Sequence[Segments]) -> Segments:
@@ -145,11 +151,11 @@ def build_program(ops: Sequence[Intervention], banks: Banks, shape: Shape) -> Pr
     that cannot be; no block is held then.
     """
     keys: list[BlockKey] = []
-    parts: list[Segments] = []
+    rows: _Rows = []
     stages: dict[int, _Stages] = {}
     tame = True
     try:
-        for item in ops:
+        for item in sorted(ops, key=lambda item: not item.summed):  # sums stand first
             if item.changes_nothing:
                 continue
             point = shape.point(item.site, item.layer)
@@ -158,13 +164,13 @@ def build_program(ops: Sequence[Intervention], banks: Banks, shape: Shape) -> Pr
                 block = banks.acquire(key)
                 keys.append(key)
                 number = key_of(point, stage, by_head=item.heads is not None)
-                parts.append(_segments(item, block, number, head))
+                _segments(item, block, number, head, rows)
                 tame = tame and _is_tame(item, block)
     except Exception:
         for key in keys:
             banks.release(key)
         raise
-    return _assemble(parts, tuple(keys), tame=tame)
+    return _assemble(rows, tuple(keys), tame=tame)
 
 
 def drop_program(program: Program, banks: Banks) -> None:
@@ -198,42 +204,35 @@ def _is_tame(item: Intervention, block: Block) -> bool:
     return factor < _TAME_FACTOR if item.norm_match else factor * block.peaks.max() < _TAME
 
 
-def _segments(item: Intervention, block: Block, key: int, head: int) -> Segments:
-    if item.positions is not None:
-        start = np.array(item.positions, dtype=np.int64)
-        end, which = start + 1, np.arange(len(start))
-    else:
-        ranges = np.array(item.spans if item.spans is not None else [(0, OPEN)], dtype=np.int64)
-        start, end = ranges[:, 0], np.where(ranges[:, 1] == OPEN, FOREVER, ranges[:, 1])
-        which = np.zeros(len(start), dtype=np.int64)
-    if (start < 0).any() or (end <= start).any():
-        msg = "a position is negative or a span is empty"
-        raise ValueError(msg)
+def _segments(item: Intervention, block: Block, key: int, head: int, rows: _Rows) -> None:
+    """Add an op's segments to `rows`, leaving out those that move nothing.
+
+    Plain Python for the usual one or two segments: most requests bring one for each layer.
+    """
     kind, a = _kind(item)
-    moves = np.ones(len(start), dtype=np.bool_)
-    if kind != REPLACE:
-        # Zero rows, and products that underflow float32 to zero, are no ops at all.
-        moves = block.peaks[which] > 0
-    if kind == ADD:
-        # A product beyond float32 is infinite here and makes its rows misfits, step by step.
-        with np.errstate(over="ignore"):
-            moves &= np.float32(a) * block.peaks[which].astype(np.float32) != 0
-    size = int(moves.sum())
+    low = -np.inf if item.low is None else item.low
+    high = np.inf if item.high is None else item.high
+    places, peaks = block.places, block.peaks
+    if item.positions is not None:
+        ranges: Sequence[tuple[int, int]] = [(at, at + 1) for at in item.positions]
+    else:
+        ranges = item.spans if item.spans is not None else ((0, OPEN),)
+    for index, (start, end) in enumerate(ranges):
+        which = index if item.positions is not None else 0
+        if start < 0 or end <= start:
+            msg = "a position is negative or a span is empty"
+            raise ValueError(msg)
+        if kind != REPLACE and _vanishes(float(peaks[which]), a, kind):
+            continue
+        last = FOREVER if end == OPEN else end
+        rows.append((key, start, last, int(places[which]), kind, head, a, low, high))
 
-    def same(value: float) -> Floats:
-        return np.full(size, value, dtype=np.float32)
 
-    return Segments(
-        key=np.full(size, key, dtype=np.int64),
-        start=start[moves],
-        end=end[moves],
-        place=block.places[which[moves]],
-        kind=np.full(size, kind, dtype=np.int64),
-        head=np.full(size, head, dtype=np.int64),
-        a=same(a),
-        low=same(-np.inf if item.low is None else item.low),
-        high=same(np.inf if item.high is None else item.high),
-    )
+def _vanishes(peak: float, a: float, kind: int) -> bool:
+    """Whether a vector is zero, or its product with a underflows float32 to zero."""
+    if peak == 0:
+        return True
+    return kind == ADD and abs(a) * peak < _TINY and np.float32(a) * np.float32(peak) == 0
 
 
 def _kind(item: Intervention) -> tuple[int, float]:
@@ -245,9 +244,18 @@ def _kind(item: Intervention) -> tuple[int, float]:
     return (CAP if item.op is Op.cap else REPLACE), 0.0
 
 
-def _assemble(parts: list[Segments], keys: tuple[BlockKey, ...], *, tame: bool) -> Program:
-    joined = join(parts)
-    segments = joined.take(np.argsort(joined.key, kind="stable"))
+def _assemble(rows: _Rows, keys: tuple[BlockKey, ...], *, tame: bool) -> Program:
+    rows.sort(key=lambda row: row[0])  # stable: ops of one stage keep their order
+    # A product beyond float32 is infinite here and makes its rows misfits, step by step.
+    with np.errstate(over="ignore"):
+        segments = (
+            Segments._make(
+                np.array(column, dtype=_dtype(name))
+                for name, column in zip(Segments._fields, zip(*rows, strict=True), strict=True)
+            )
+            if rows
+            else _EMPTY
+        )
     edges = np.concatenate([segments.start, segments.end])
     by_start = np.lexsort((segments.start, segments.head, segments.key))
     key, head, start, end = (

@@ -1,6 +1,6 @@
 """Reads of one step: rows of points copied into buffers, then to the regions of their requests.
 
-Requests that read the same site share one buffer [layers, rows, width]. A region holds one row
+Requests that read the same site share one buffer [rows, layers, width]. A region holds one row
 for each position that its capture wants; a recomputed position lands on the same row again.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from worker.steering.plan import Run
     from worker.steering.points import Shape
-    from worker.steering.region import CaptureRegion
+    from worker.steering.region import RegionWriter
 
     Ints = npt.NDArray[np.int64]
 
@@ -41,7 +41,7 @@ class TenantRead:
     site: Site
     layers: tuple[int, ...]
     before: bool
-    region: CaptureRegion
+    region: RegionWriter
     starts: Ints
     ends: Ints
     first: Ints
@@ -50,15 +50,10 @@ class TenantRead:
     directions: npt.NDArray[np.float64] | None = None
 
     def store(self, rows: npt.NDArray[np.generic], row: int) -> None:
-        """Put rows [layers, n, width] of a step, as stored, into the region from `row` on."""
-        end = min(row + rows.shape[1], self.region.shape.rows)
-        rows = rows[:, : end - row]
-        if end <= row:
-            return
+        """Put rows [n, layers, width] of a step, as stored, into the region from `row` on."""
         if self.reduce in (Reduce.norm, Reduce.project):
             rows = self._reduced(widened(rows))
-        self.region.data[:, row:end] = rows
-        self.region.written[:, row:end] = 1
+        self.region.put(rows, row)
 
     def _reduced(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
         if self.directions is None:
@@ -89,7 +84,7 @@ class Member:
 
 @dataclass(slots=True)
 class ReadGroup:
-    """Reads of the same points: one buffer [points, rows, width] for all of them."""
+    """Reads of the same points: one `buffer` [rows, points, width] for all of them."""
 
     points: tuple[int, ...]
     before: bool
@@ -99,7 +94,7 @@ class ReadGroup:
 
 
 def make_read(
-    capture: Capture, region: CaptureRegion, directions: npt.NDArray[np.float64] | None
+    capture: Capture, region: RegionWriter, directions: npt.NDArray[np.float64] | None
 ) -> TenantRead:
     """Resolve a capture whose region was made for it."""
     spans = np.array(capture.spans if capture.spans is not None else [(0, OPEN)], dtype=np.int64)
@@ -202,7 +197,7 @@ def _group(
         before=before,
         rows=rows_of(np.concatenate(rows), shape.device),
         buffer=torch.empty(
-            (len(layers), offset, shape.widths[site]), dtype=shape.dtype, device=shape.device
+            (offset, len(layers), shape.widths[site]), dtype=shape.dtype, device=shape.device
         ),
         members=members,
     )

@@ -1,8 +1,9 @@
 """Where captured rows go: one mapped file a capture, each row at the place of its position.
 
-    [written  uint8  [layers, rows]] [padding to 64] [data  dtype  [layers, rows, width]]
+    [written  uint8  [rows, layers]] [padding to 64] [data  dtype  [rows, layers, width]]
 
-A row that is computed twice (preemption, an extra step) lands on itself; `written` is the
+All layers of a position lie together, because a step computes them together. A row that is
+computed twice (preemption, an extra step) lands on itself; `written` is the
 completeness bitmap. The file's blocks are reserved when it is made, so that a full disk fails
 one request there and not the engine at a write.
 """
@@ -42,10 +43,14 @@ class RegionShape:
         return -(-self.layers * self.rows // 64) * 64
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of one row of all layers."""
+        return self.layers * self.width * np.dtype(STORED_AS[self.dtype]).itemsize
+
+    @property
     def size(self) -> int:
         """Bytes of the whole file."""
-        item = np.dtype(STORED_AS[self.dtype]).itemsize
-        return self.data_offset + self.layers * self.rows * self.width * item
+        return self.data_offset + self.rows * self.row_bytes
 
 
 def region_shape(capture: Capture, rows: int, site_width: int, dtype: str) -> RegionShape:
@@ -59,6 +64,47 @@ def region_shape(capture: Capture, rows: int, site_width: int, dtype: str) -> Re
     )
 
 
+class RegionWriter:
+    """The engine's side of a region: puts rows to their places.
+
+    By plain writes: they cost a third of the page faults that writing to mapped memory costs, and
+    a full disk is an error of this write instead of a signal to the process.
+    """
+
+    def __init__(self, path: Path, shape: RegionShape) -> None:
+        """Open an existing region."""
+        self.shape = shape
+        self._file = path.open("r+b", buffering=0)
+        self._stride = shape.row_bytes
+        self._written = _bitmap(path, shape)
+
+    def close(self) -> None:
+        """Close the file; nothing can be written any more."""
+        self._file.close()
+
+    def put(self, rows: npt.NDArray[np.generic], row: int) -> None:
+        """Write rows [n, layers, width] from `row` on; what has no place is left out.
+
+        Raises OSError when the disk is full.
+        """
+        end = min(row + len(rows), self.shape.rows)
+        if end <= row:
+            return
+        content = np.ascontiguousarray(rows[: end - row], dtype=STORED_AS[self.shape.dtype])
+        left, offset = content.data.cast("B"), self.shape.data_offset + row * self._stride
+        while left:
+            count = os.pwrite(self._file.fileno(), left, offset)
+            left, offset = left[count:], offset + count
+        self._written[:, row:end] = 1
+
+
+def _bitmap(path: Path, shape: RegionShape) -> npt.NDArray[np.uint8]:
+    """Map the completeness bitmap of a region, [layers, rows]."""
+    # asarray: each slice of a memmap object costs as much as the copy of a row.
+    raw = np.asarray(np.memmap(path, dtype=np.uint8, mode="r+", shape=(shape.rows, shape.layers)))
+    return raw.T
+
+
 class CaptureRegion:
     """One capture's rows: `data` [layers, rows, width] and `written` [layers, rows]."""
 
@@ -66,13 +112,13 @@ class CaptureRegion:
         """Map an existing region."""
         self.path = path
         self.shape = shape
+        self.written = _bitmap(path, shape)
         raw = np.memmap(path, dtype=np.uint8, mode="r+", shape=(shape.size,))
-        count = shape.layers * shape.rows
-        self.written: npt.NDArray[np.uint8] = raw[:count].reshape(shape.layers, shape.rows)
         self.data: npt.NDArray[np.uint16] | npt.NDArray[np.float32] = (
-            raw[shape.data_offset :]
+            np.asarray(raw)[shape.data_offset :]
             .view(STORED_AS[shape.dtype])
-            .reshape(shape.layers, shape.rows, shape.width)
+            .reshape(shape.rows, shape.layers, shape.width)
+            .transpose(1, 0, 2)
         )
 
     @classmethod
