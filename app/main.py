@@ -1,7 +1,7 @@
 """Puts the API together: middleware, routers, and the one place that turns errors into answers.
 
 Everything a process needs is opened when it starts and kept in `app.state`: settings, database,
-store, catalog, waker. Nothing is read or connected at import.
+store, catalog, waker, captured. Nothing is read or connected at import.
 """
 
 import logging
@@ -35,8 +35,10 @@ from app.kit.request_id import RequestIdMiddleware
 from app.ledger import endpoints as ledger_endpoints
 from app.queue import Waker
 from app.results import endpoints as results_endpoints
+from app.results.captured import CapturedRows
 from app.settings import Settings
 from app.storage import open_store
+from app.vectors import endpoints as vectors_endpoints
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ RETRY_AFTER_SECONDS = 2
 ROUTERS = (
     jobs_endpoints.router,
     results_endpoints.router,
+    vectors_endpoints.router,
     completions_endpoints.router,
     catalog_endpoints.router,
     ledger_endpoints.router,
@@ -83,6 +86,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.store = open_store(settings.object_store)
     app.state.waker = Waker(settings.redis_url)
     app.state.database = Database(settings.database_url, size_max=settings.database_connections)
+    app.state.captured = CapturedRows(
+        app.state.database, app.state.store, bytes_max=settings.limits.captured_bytes
+    )
     try:
         yield
     finally:

@@ -14,6 +14,7 @@ from uuid import UUID
 import numpy as np
 import numpy.typing as npt
 
+from app.errors import ConflictError
 from app.kit.db import Conn
 
 PREFIX = "sv_"
@@ -71,10 +72,11 @@ def digest_of(name: str) -> bytes | None:
 def store_vectors(conn: Conn, account_id: UUID, vectors: Iterable[Vector]) -> None:
     """Store vectors that the account does not have yet; the others are left as they are.
 
-    Names are written in one order, so that two Jobs with the same vectors cannot deadlock.
+    Names are written in one order, so that two Jobs with the same vectors cannot deadlock. None
+    of them can be deleted before the transaction ends.
     """
     ordered = sorted({vector.digest: vector for vector in vectors}.items())
-    known = _known(conn, account_id, [digest for digest, _ in ordered])
+    known = _hold_known(conn, account_id, [digest for digest, _ in ordered])
     batch: list[Vector] = []
     size = 0
     for digest, vector in ordered:
@@ -90,13 +92,25 @@ def store_vectors(conn: Conn, account_id: UUID, vectors: Iterable[Vector]) -> No
 
 
 def link_vectors(conn: Conn, account_id: UUID, job_id: UUID, names: Collection[str]) -> None:
-    """Note which stored vectors a Job uses; they stay as long as the Job does."""
+    """Note which stored vectors a Job uses; they cannot be deleted while it lives.
+
+    Raises ConflictError (code `vector_deleted`) when one was deleted since the Job was validated.
+    """
+    digests = sorted(map(_digest, names))
+    held = _hold_known(conn, account_id, digests)
+    gone = [digest for digest in digests if digest not in held]
+    if gone:
+        msg = (
+            f"The vector {PREFIX}{gone[0].hex()} was deleted while this Job was being stored. "
+            "Store the vector again, or leave it out; then send the Job again."
+        )
+        raise ConflictError(msg, code="vector_deleted")
     conn.execute(
         """
         INSERT INTO job_vectors (job_id, account_id, digest)
         SELECT %s, %s, digest FROM unnest(%s::bytea[]) AS used (digest)
         """,
-        (job_id, account_id, sorted(map(_digest, names))),
+        (job_id, account_id, digests),
     )
 
 
@@ -119,6 +133,19 @@ def find_vectors(conn: Conn, account_id: UUID, names: Collection[str]) -> dict[s
     }
 
 
+def vectors_size(conn: Conn, account_id: UUID, names: Collection[str]) -> int:
+    """Sum the bytes of the vectors of the account that have these names, without reading them."""
+    digests = sorted(digest for name in set(names) if (digest := digest_of(name)) is not None)
+    row = conn.execute(
+        """
+        SELECT coalesce(sum(octet_length(data)), 0)::bigint AS bytes FROM vectors
+        WHERE account_id = %s AND digest = ANY(%s)
+        """,
+        (account_id, digests),
+    ).fetchone()
+    return int(row["bytes"]) if row else 0
+
+
 def read_vectors(
     conn: Conn, account_id: UUID, names: Collection[str]
 ) -> dict[str, npt.NDArray[np.float32]]:
@@ -134,9 +161,13 @@ def find_vector(conn: Conn, account_id: UUID, name: str) -> Vector | None:
     return find_vectors(conn, account_id, [name]).get(name)
 
 
-def _known(conn: Conn, account_id: UUID, digests: list[bytes]) -> set[bytes]:
+def _hold_known(conn: Conn, account_id: UUID, digests: list[bytes]) -> set[bytes]:
+    """Say which vectors there are, and keep them from being deleted until the transaction ends."""
     rows = conn.execute(
-        "SELECT digest FROM vectors WHERE account_id = %s AND digest = ANY(%s)",
+        """
+        SELECT digest FROM vectors WHERE account_id = %s AND digest = ANY(%s)
+        ORDER BY digest FOR KEY SHARE
+        """,
         (account_id, digests),
     )
     return {row["digest"] for row in rows}

@@ -28,7 +28,14 @@ def test_models_say_what_they_can_do(api: Api, builders: Builders) -> None:
         "max_model_len": 64,
         "max_logprobs": 100,
         "dtype": "float32",
-        "sites": {"resid_post": {"width": 8}},
+        "sites": {
+            "resid_pre": {"width": 8},
+            "resid_mid": {"width": 8},
+            "resid_post": {"width": 8},
+            "attn_out": {"width": 8},
+            "mlp_out": {"width": 8},
+            "z": {"width": 8, "heads": 2},
+        },
         "vocab_size": 258,
     }
     assert (model["queue"]["jobs_live"], model["queue"]["workers_ready"]) == (1, 1)

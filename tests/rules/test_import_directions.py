@@ -10,7 +10,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("accounts", "catalog", "ledger", "storage", "steering", "queue"),
     ("completions",),
     ("jobs",),
-    ("results",),
+    ("results", "vectors"),
     ("files", "batches", "webhooks", "experiments", "reconcile", "admin"),
     ("main", "health"),
     ("stack",),

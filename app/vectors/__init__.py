@@ -1,0 +1,1 @@
+"""Stored vectors as users see them: upload, list, read, delete. Numbers: app/steering/vectors."""
