@@ -34,7 +34,7 @@ from worker.engine.protocol import EngineFacts
 from worker.outcomes import CaptureRows, Choice, Outcome, Succeeded, Work
 from worker.part_writer import PartWriter, job_meta
 
-BEGIN, REPEATS = 5
+REPEATS = 5
 PROMPT, GENERATED = 20, 31
 ROWS = PROMPT + GENERATED - 1
 TOKENS = tuple(range(GENERATED))
@@ -89,7 +89,9 @@ def outcomes(shape: Shape, folder: Path) -> list[tuple[Work, Outcome]]:
         mapped[:] = (rng.standard_normal(size, np.float32) * scales).view(np.uint32) >> 16
         mapped.flush()
         mapped = np.memmap(path, np.uint16, "r", shape=size)
-        captured = CaptureRows("residual_stream", "bfloat16", dict(enumerate(mapped)), path)
+        positions = np.arange(ROWS, dtype=np.int32)
+        vectors = dict(enumerate(mapped))
+        captured = CaptureRows("residual_stream", "bfloat16", vectors, positions, path=path)
         choice = Choice(0, "some text", TOKENS, "length")
         made.append((Work(index, f"c-{index}", spec), Succeeded((choice,), (captured,))))
     return made

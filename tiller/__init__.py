@@ -2,15 +2,20 @@
 
 from tiller.client import Client
 from tiller.errors import ApiError, ChecksumError, JobFailedError, TillerError
+from tiller.results import CapturedRows, NoSuchCaptureError, list_captures, read_capture
 from tiller.tensors import decode, encode
 
 __all__ = [
     "ApiError",
+    "CapturedRows",
     "ChecksumError",
     "Client",
     "JobFailedError",
+    "NoSuchCaptureError",
     "TillerError",
     "decode",
     "encode",
+    "list_captures",
+    "read_capture",
 ]
 __version__ = "0.1.0"

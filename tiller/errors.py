@@ -3,7 +3,8 @@
 TillerError
 ├── ApiError            an answer of 400 or above; carries status, code, param, request id
 ├── JobFailedError      a Job ended in a state that was not asked for
-└── ChecksumError       a downloaded file differs from the manifest
+├── ChecksumError       a downloaded file differs from the manifest
+└── NoSuchCaptureError  a downloaded Job has no such capture or layer (tiller/results.py)
 """
 
 from typing import Any

@@ -3,37 +3,28 @@
     add (any order, any thread) -> rows wait for their turn -> files in the spool folder
                                 -> close: fsync, sha256, put -> PublishedPart
 
-Rows are written in order of request_index while the shard still runs. Captured vectors stay in
-their mapped files until then, waiting texts beyond WAITING_BYTES_MAX go to the spool, so memory
-does not grow with the shard. Nothing here is visible to a user until finish_shard names the part
-in its transaction; what was put and is never named is an orphan, deleted a day later.
+An outcome is turned into rows as soon as it comes: one that no file can hold becomes an error of
+its request alone. Rows are written in order of request_index while the shard still runs. Captured
+rows stay in mapped files until then, waiting texts beyond WAITING_BYTES_MAX go to the spool, so
+memory does not grow with the shard. Nothing here is visible to a user until finish_shard names the
+part in its transaction; what was put and is never named is an orphan, deleted a day later.
 """
 
 import logging
 import shutil
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from pathlib import Path
 
-import numpy as np
 import pyarrow as pa
 
 from app.jobs.records import FileKind, LeasedShard, PublishedFile, PublishedPart
 from app.kit.ids import public_id
-from app.results.activations_file import ActivationsFile, CapturedRequest, WideningBuffer
 from app.results.moments import moments_table
 from app.results.parquet_file import ParquetFile, WrittenFile
 from app.results.paths import capture_path, moments_path, results_path
-from app.results.rows import (
-    Row,
-    RowFacts,
-    RowName,
-    row_without_text,
-    rows_batch,
-    steered_positions,
-)
+from app.results.rows import Row, RowFacts, RowName, rows_batch
 from app.results.schema import (
     MOMENTS,
     RESIDUAL_STREAM,
@@ -46,12 +37,13 @@ from app.results.schema import (
 )
 from app.storage import ObjectStore, job_key
 from worker.engine.protocol import EngineFacts
-from worker.outcome_rows import memory_bytes, succeeded_rows
-from worker.outcomes import CaptureRows, Errored, Outcome, Succeeded, Work
+from worker.outcome_rows import memory_bytes, writable_rows
+from worker.outcomes import Outcome, Succeeded, Work
+from worker.part_captures import FinishedCapture, PartCaptures
 
 log = logging.getLogger(__name__)
 
-STREAMED_FILES_MAX = 4  # files written while the shard runs, x 8 MB x shards in flight
+SHORT_TEXT = 1000  # characters: a text that may wait twice, beside its row
 WAITING_BYTES_MAX = 32 * 1024**2  # rows that wait in memory for an earlier request to finish
 
 
@@ -77,18 +69,21 @@ def job_meta(shard: LeasedShard, facts: EngineFacts) -> dict[str, str]:
 
 @dataclass(slots=True)
 class _Waiting:
-    """A finished request whose turn has not come; `spilled` holds its rows when memory is short."""
+    """A finished request whose turn has not come.
+
+    `rows` are in the file `spilled` when memory is short. `captured` is the outcome, without its
+    texts, of a request that captured something.
+    """
 
     work: Work
-    outcome: Outcome
-    cancelled_as: str
-    ended_at: datetime
+    rows: list[Row]
+    captured: Succeeded | None
     bytes: int
     spilled: Path | None = None
 
     def drop(self) -> None:
-        if isinstance(self.outcome, Succeeded):
-            self.outcome.release()
+        if self.captured is not None:
+            self.captured.release()
         if self.spilled is not None:
             self.spilled.unlink(missing_ok=True)
 
@@ -121,27 +116,31 @@ class PartWriter:
         self._results = ParquetFile(self._folder / "results", RESULTS, results_options(), meta)
         self._rows: list[Row] = []
         self._rows_bytes = 0
-        self._captures: dict[tuple[str, int], ActivationsFile] = {}
-        self._buffer = WideningBuffer()
+        self._captures = PartCaptures(self._folder, meta)
         self._put: list[str] = []
         self._ended: str | None = None
 
-    def add(self, work: Work, outcome: Outcome, *, cancelled_as: str = "cancelled") -> None:
+    def add(self, work: Work, outcome: Outcome, *, cancelled_as: str = "cancelled") -> Outcome:
         """Take one request's outcome; writes every row whose turn has come.
 
-        The part writer releases the outcome when its vectors are written or dropped.
-        `cancelled_as` is the status of a Cancelled outcome: cancelled, or expired. Raises
-        PartClosedError after the part ended, ValueError for a request of another range or one
-        that was added before.
+        Returns the outcome that counts: an Errored instead of one that cannot be written
+        (result_not_writable, activation_rows_mismatch, capture_conflict). The part writer releases
+        the outcome when its captures are written or dropped. `cancelled_as` is the status of a
+        Cancelled outcome: cancelled, or expired. Raises PartClosedError after the part ended,
+        ValueError for a request of another range or one that was added before.
         """
-        size = memory_bytes(work, outcome)
-        item = _Waiting(work, outcome, cancelled_as, datetime.now(UTC), size)
+        try:
+            counts, item = self._prepare(work, outcome, cancelled_as)
+        except BaseException:
+            _release(outcome)
+            raise
         try:
             self._enqueue(item)
         except BaseException:
             item.drop()
             raise
         self._write_ready()
+        return counts
 
     def cut(self, end_index: int) -> None:
         """Let the part end before `end_index`: later requests are dropped, they will run again."""
@@ -184,6 +183,23 @@ class PartWriter:
     def withdraw(self) -> None:
         """Delete what `close` put into the store, after the lease turned out to be lost."""
         self._unpublish()
+
+    def _prepare(self, work: Work, outcome: Outcome, cancelled_as: str) -> tuple[Outcome, _Waiting]:
+        counts, rows = writable_rows(
+            RowName(work.request_index, work.custom_id, work.spec, self._shard.attempt),
+            self._facts,
+            outcome,
+            refuse=lambda succeeded: self._captures.refuse(work, succeeded),
+            cancelled_as=cancelled_as,
+        )
+        if counts is not outcome:
+            _release(outcome)
+        captured = None
+        if isinstance(counts, Succeeded) and counts.captures:
+            if self._ended is not None:  # the folder is gone
+                raise PartClosedError(self._ended)
+            captured = self._captures.shelve(work, _without_texts(counts))
+        return counts, _Waiting(work, rows, captured, memory_bytes(work, counts))
 
     def _end(self, how: str) -> None:
         with self._waiting_lock:
@@ -235,16 +251,11 @@ class PartWriter:
             self._waiting[index] = item
 
     def _spill(self, item: _Waiting) -> None:
-        """Put an item's rows into a file; what the captures need of it stays in memory."""
+        """Put an item's rows into a file."""
         item.spilled = self._folder / f"waiting-{item.work.request_index}"
         with pa.OSFile(str(item.spilled), "wb") as sink, pa.ipc.new_file(sink, RESULTS) as file:
-            file.write_batch(rows_batch(self._rows_of(item)))
-        if isinstance(item.outcome, Succeeded):
-            choices = tuple(
-                replace(choice, text="", token_logprobs=None, top_logprobs=None)
-                for choice in item.outcome.choices
-            )
-            item.outcome = replace(item.outcome, choices=choices, prompt_logprobs=None)
+            file.write_batch(rows_batch(item.rows))
+        item.rows = []
 
     def _unspill(self, path: Path) -> list[Row]:
         with pa.OSFile(str(path)) as source:
@@ -253,15 +264,14 @@ class PartWriter:
 
     def _write(self, item: _Waiting) -> None:
         try:
-            self._rows += self._unspill(item.spilled) if item.spilled else self._rows_of(item)
+            self._rows += self._unspill(item.spilled) if item.spilled else item.rows
             self._rows_bytes += item.bytes
             if self._rows_bytes >= RESULTS_GROUP_BYTES or len(self._rows) >= RESULTS_GROUP_ROWS:
                 self._flush_results()
-            outcome = item.outcome
-            if isinstance(outcome, Succeeded) and outcome.captures:
-                self._write_captures(item.work, outcome, item.drop)
-            else:
+            if item.captured is None:
                 item.drop()
+            else:
+                self._captures.write(item.work, item.captured, item.drop)
         except BaseException:
             item.drop()
             raise
@@ -272,97 +282,40 @@ class PartWriter:
             self._rows = []
             self._rows_bytes = 0
 
-    def _write_captures(self, work: Work, outcome: Succeeded, drop: Callable[[], None]) -> None:
-        """Hand each layer its vectors; the outcome is dropped when the last layer wrote them."""
-        token_ids = np.asarray(
-            (*work.spec.prompt_token_ids, *outcome.choices[0].token_ids), dtype=np.int32
-        )
-        left = _Countdown(sum(len(capture.layers) for capture in outcome.captures), drop)
-        sites = {capture.name: capture.site for capture in work.spec.captures}
-        for capture in outcome.captures:
-            for layer, values in sorted(capture.layers.items()):
-                rows = len(values)
-                self._capture_file(capture, layer, values.shape[1]).add(
-                    CapturedRequest(
-                        request_index=work.request_index,
-                        custom_id=work.custom_id,
-                        prompt_tokens=work.spec.prompt_tokens,
-                        token_ids=token_ids[:rows],
-                        steered=steered_positions(work.spec, layer, sites[capture.name], rows),
-                        values=values,
-                        written=left.one_less,
-                    )
-                )
-
-    def _capture_file(self, capture: CaptureRows, layer: int, width: int) -> ActivationsFile:
-        key = (capture.name, layer)
-        if key not in self._captures:
-            footer = {
-                **self._meta,
-                "capture": capture.name,
-                "layer": str(layer),
-                "source_dtype": capture.dtype,
-                "storage_dtype": "float32",
-                "width": str(width),
-                "exact": "every float32 here is exactly the value in source_dtype",
-            }
-            self._captures[key] = ActivationsFile(
-                self._folder / f"{capture.name}-{layer}",
-                capture=capture.name,
-                layer=layer,
-                width=width,
-                footer=footer,
-                buffer=self._buffer,
-                deferred=len(self._captures) >= STREAMED_FILES_MAX,
-            )
-        return self._captures[key]
-
-    def _rows_of(self, item: _Waiting) -> list[Row]:
-        work, outcome = item.work, item.outcome
-        name = RowName(work.request_index, work.custom_id, work.spec, self._shard.attempt)
-        if isinstance(outcome, Succeeded):
-            return succeeded_rows(name, self._facts, outcome)
-        if isinstance(outcome, Errored):
-            error = (outcome.code, outcome.message)
-            return [
-                row_without_text(
-                    name, self._facts, "errored", error=error, finished_at=item.ended_at
-                )
-            ]
-        return [row_without_text(name, self._facts, item.cancelled_as, finished_at=item.ended_at)]
-
     def _publish(self) -> list[PublishedFile]:
         token, first = self._shard.lease_token, self._shard.first_index
         files = [self._put_file(self._results.finish(), "results", results_path(first, token))]
-        for (capture, layer), file in sorted(self._captures.items()):
-            kind: FileKind = "activations" if capture == RESIDUAL_STREAM else "captures"
-            path = capture_path(capture, layer, first, token)
-            name = None if kind == "activations" else capture
-            files.append(self._put_file(file.finish(), kind, path, layer, name))
+        files += [self._put_capture(capture) for capture in self._captures.finish()]
         if self._captures:
             moments = ParquetFile(
                 self._folder / "moments", MOMENTS, statistics_options(), self._meta
             )
-            moments.write(moments_table({k: file.moments for k, file in self._captures.items()}))
+            moments.write(moments_table(self._captures.moments))
             files.append(self._put_file(moments.finish(), "moments", moments_path(first, token)))
         return files
 
-    def _put_file(
-        self,
-        written: WrittenFile,
-        kind: FileKind,
-        path: str,
-        layer: int | None = None,
-        capture: str | None = None,
-    ) -> PublishedFile:
+    def _put_capture(self, finished: FinishedCapture) -> PublishedFile:
+        token, first = self._shard.lease_token, self._shard.first_index
+        is_stream = finished.capture == RESIDUAL_STREAM
+        path = capture_path(finished.capture, finished.layer, first, token)
+        shape = finished.holds.shape
+        return replace(
+            self._put_file(finished.written, "activations" if is_stream else "captures", path),
+            layer=finished.layer,
+            capture=None if is_stream else finished.capture,
+            site=shape.site.value,
+            before=shape.before,
+            reduce=shape.reduce.value,
+            width=finished.holds.width,
+        )
+
+    def _put_file(self, written: WrittenFile, kind: FileKind, path: str) -> PublishedFile:
         key = job_key(self._shard.job_id, path)
         self._put.append(key)
         self._store.take_file(written.path, key)
         return PublishedFile(
             path=path,
             kind=kind,
-            layer=layer,
-            capture=capture,
             rows=written.rows,
             bytes=written.bytes,
             sha256=written.sha256,
@@ -380,8 +333,7 @@ class PartWriter:
 
     def _clean_up(self) -> None:
         self._results.abandon()
-        for file in self._captures.values():
-            file.abandon()
+        self._captures.abandon()
         for item in self._waiting.values():
             item.drop()
         self._waiting.clear()
@@ -389,16 +341,19 @@ class PartWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
 
-class _Countdown:
-    """Calls `then` when it has been told `count` times that one is done."""
+def _release(outcome: Outcome) -> None:
+    if isinstance(outcome, Succeeded):
+        outcome.release()
 
-    def __init__(self, count: int, then: Callable[[], None]) -> None:
-        self._count = count
-        self._then = then
-        if not count:
-            then()
 
-    def one_less(self) -> None:
-        self._count -= 1
-        if self._count == 0:
-            self._then()
+def _without_texts(outcome: Succeeded) -> Succeeded:
+    """Keep what the captures need of an outcome, its token ids, unless it is small anyway."""
+    if outcome.prompt_logprobs is None and all(
+        choice.top_logprobs is None and len(choice.text) < SHORT_TEXT for choice in outcome.choices
+    ):
+        return outcome
+    choices = tuple(
+        replace(choice, text="", token_logprobs=None, top_logprobs=None)
+        for choice in outcome.choices
+    )
+    return replace(outcome, choices=choices, prompt_logprobs=None)

@@ -50,7 +50,7 @@ def _live_files(conn: Conn, job_id: UUID, kinds: Sequence[str]) -> list[Publishe
     rows = conn.execute(
         """
         SELECT f.path, f.kind, f.rows, f.bytes, f.sha256, f.layer, f.capture, f.first_index,
-            f.end_index
+            f.end_index, f.site, f.before, f.reduce, f.width
         FROM result_files f LEFT JOIN parts p ON p.lease_token = f.lease_token
         WHERE f.job_id = %(job)s AND p.superseded_at IS NULL AND f.kind = ANY(%(kinds)s)
         ORDER BY f.path COLLATE "C"
@@ -65,7 +65,7 @@ def find_file(conn: Conn, job_id: UUID, path: str) -> PublishedFile | None:
     row = conn.execute(
         """
         SELECT f.path, f.kind, f.rows, f.bytes, f.sha256, f.layer, f.capture, f.first_index,
-            f.end_index
+            f.end_index, f.site, f.before, f.reduce, f.width
         FROM result_files f LEFT JOIN parts p ON p.lease_token = f.lease_token
         WHERE f.job_id = %(job)s AND f.path = %(path)s AND p.superseded_at IS NULL
             AND f.kind <> 'moments'
@@ -156,6 +156,10 @@ def _entry(file: PublishedFile) -> dict[str, Any]:
         "sha256": file.sha256,
         "layer": file.layer,
         "capture": file.capture,
+        "site": file.site,
+        "when": None if file.before is None else "before" if file.before else "after",
+        "reduce": file.reduce,
+        "width": file.width,
         "first_index": file.first_index,
         "end_index": file.end_index,
     }

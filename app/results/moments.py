@@ -1,4 +1,7 @@
-"""Running statistics of captured vectors: count, mean, squared deviations, sum of norms.
+"""Running statistics of captured values: count, mean, squared deviations, sum of norms.
+
+Values are what the files hold: whole vectors, means of them, norms (vectors of one number), or
+projections.
 
 Sums are float64, taken of differences from the first vector seen: residual streams have numbers
 whose mean is thousands of times their spread, where plain sums of squares would lose it. The
@@ -34,7 +37,6 @@ class RunningMoments:
         self._sum: Vector = np.zeros(width)
         self._square_sum: Vector = np.zeros(width)
         self._block_rows = max(1, BLOCK_BYTES // (8 * width))
-        self._block: Vector = np.empty((self._block_rows, width))
 
     def add(self, rows: Rows, counted: npt.NDArray[np.bool_]) -> None:
         """Take in the `rows` [n, width] for which `counted` [n] is true."""
@@ -42,13 +44,14 @@ class RunningMoments:
             return
         if self._shift is None:
             self._shift = rows[int(np.argmax(counted))].astype(np.float64)
+        # Not kept: a part may have hundreds of files, each with moments of its own.
+        room: Vector = np.empty((min(self._block_rows, len(rows)), rows.shape[1]))
         for start in range(0, len(rows), self._block_rows):
-            end = start + self._block_rows
-            self._add_block(rows[start:end], counted[start:end], self._shift)
+            block = room[: len(rows) - start]
+            np.copyto(block, rows[start : start + self._block_rows])
+            self._add_block(block, counted[start : start + self._block_rows], self._shift)
 
-    def _add_block(self, rows: Rows, counted: npt.NDArray[np.bool_], shift: Vector) -> None:
-        block = self._block[: len(rows)]
-        np.copyto(block, rows)
+    def _add_block(self, block: Vector, counted: npt.NDArray[np.bool_], shift: Vector) -> None:
         squares = np.einsum("ij,ij->i", block, block)
         self.norm_sum += float(np.sqrt(squares[counted]).sum())
         self.count += int(counted.sum())
@@ -96,12 +99,13 @@ def merged_stats(tables: Iterable[pa.Table]) -> pa.Table:
 
     std is over all vectors (divided by count, not by count - 1).
     """
-    merged: dict[tuple[str, int], dict[str, Any]] = {}
+    # Width is in the key so that a Job whose parts disagree, which intake refuses, still ends.
+    merged: dict[tuple[str, int, int], dict[str, Any]] = {}
     for table in tables:
         for row in table.to_pylist():
             row["mean"] = np.asarray(row["mean"])
             row["m2"] = np.asarray(row["m2"])
-            key = (row["capture"], row["layer"])
+            key = (row["capture"], row["layer"], len(row["mean"]))
             merged[key] = _merge(merged[key], row) if key in merged else row
     rows = [
         {
@@ -112,7 +116,7 @@ def merged_stats(tables: Iterable[pa.Table]) -> pa.Table:
             "std": np.sqrt(row["m2"] / row["count"]),
             "mean_norm": row["norm_sum"] / row["count"],
         }
-        for (capture, layer), row in sorted(merged.items())
+        for (capture, layer, _), row in sorted(merged.items())
     ]
     return pa.Table.from_pylist(rows, schema=STATS)
 

@@ -5,9 +5,10 @@ here alone. Numbers of Steering vectors never enter a row: `steering` names them
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,27 @@ import pyarrow as pa
 
 from app.completions.spec import RequestSpec
 from app.results.schema import RESULTS
-from app.steering.spec import Site, to_json
+from app.steering.spec import Capture, Intervention, Site, to_json
 
 Row = dict[str, Any]
+
+_TEXT = 0
+_OUTCOME = [
+    (RESULTS.field(name), bits)
+    for name, bits in {
+        "text": _TEXT,
+        "finish_reason": _TEXT,
+        "stop_reason": _TEXT,
+        "token_ids": None,
+        "token_logprobs": None,
+        "top_logprobs": None,
+        "prompt_logprobs": None,
+        "completion_tokens": 32,
+        "charged_tokens": 64,
+        "seed": 64,
+        "activation_rows": 32,
+    }.items()
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +78,7 @@ def asked_columns(name: RowName, facts: RowFacts) -> Row:
         "max_tokens": spec.sampling.max_tokens,
         "temperature": spec.sampling.temperature,
         "steering": steering_json(spec),
+        "captures": captures_json(spec),
         "warnings": spec.warnings or None,
         "attempt": name.attempt,
     }
@@ -95,6 +115,44 @@ def rows_batch(rows: Sequence[Row]) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=RESULTS)
 
 
+def check_outcome(row: Row) -> None:
+    """Try whether a results file can hold what an engine brought into a row.
+
+    Raises pa.ArrowException, ValueError, TypeError or OverflowError if not. Columns that come
+    from the request itself are not looked at: intake has refused what does not fit.
+    """
+    for field, bits in _OUTCOME:
+        value = row.get(field.name)
+        if value is None:
+            if not field.nullable:
+                msg = f"{field.name} is missing"
+                raise ValueError(msg)
+        elif bits is None:
+            _refuse_nulls(field, pa.array([value], type=field.type))
+        # Texts and whole numbers by hand: Arrow takes 5 microseconds for each.
+        elif bits == _TEXT:
+            if not isinstance(value, str):
+                msg = f"{field.name} is {value!r}, not a text"
+                raise TypeError(msg)
+            value.encode()
+        elif not isinstance(value, int) or not -(2 ** (bits - 1)) <= value < 2 ** (bits - 1):
+            msg = f"{field.name} is {value!r}, not a whole number of {bits} bits"
+            raise ValueError(msg)
+
+
+def _refuse_nulls(field: pa.Field, values: pa.Array) -> None:
+    """Find nulls where there must be none: Arrow takes them, only the Parquet writer does not."""
+    if values.null_count and not field.nullable:
+        msg = f"{field.name} is null"
+        raise ValueError(msg)
+    if pa.types.is_list(field.type):
+        _refuse_nulls(field.type.value_field, values.flatten())
+    elif pa.types.is_struct(field.type):
+        for inner, column in zip(field.type, values.flatten(), strict=True):
+            # A struct that is null has null fields, and may.
+            _refuse_nulls(inner, column.filter(values.is_valid()))
+
+
 def steering_json(spec: RequestSpec) -> str | None:
     """Write a request's interventions as JSON, without the numbers; None when it has none."""
     if not spec.interventions:
@@ -102,23 +160,43 @@ def steering_json(spec: RequestSpec) -> str | None:
     return json.dumps([to_json(item) for item in spec.interventions], separators=(",", ":"))
 
 
-def steered_positions(
-    spec: RequestSpec, layer: int, site: Site, rows: int
-) -> npt.NDArray[np.bool_]:
-    """Mark which of the positions 0..rows-1 an intervention of this layer and site acts on.
+def captures_json(spec: RequestSpec) -> str | None:
+    """Write what a request reads as JSON, directions by name; None when it reads nothing."""
+    return _captures_text(spec.captures) if spec.captures else None
 
-    One of scale 0 changes nothing and does not count.
+
+@lru_cache(maxsize=256)  # requests of a Job mostly read the same
+def _captures_text(captures: tuple[Capture, ...]) -> str:
+    return json.dumps([to_json(item) for item in captures], separators=(",", ":"))
+
+
+def acting_interventions(spec: RequestSpec) -> dict[tuple[Site, int], list[Intervention]]:
+    """Sort a request's interventions by site and layer.
+
+    One that changes nothing whatever its vector (scale 0, coeff 1) is left out.
     """
-    mask = np.zeros(rows, dtype=np.bool_)
+    acting: dict[tuple[Site, int], list[Intervention]] = {}
     for item in spec.interventions:
-        if item.layer != layer or item.site != site or item.scale == 0:
-            continue
+        if not item.changes_nothing:
+            acting.setdefault((item.site, item.layer), []).append(item)
+    return acting
+
+
+def steered_positions(
+    interventions: Iterable[Intervention], positions: npt.NDArray[np.int32]
+) -> npt.NDArray[np.bool_]:
+    """Mark at which of `positions` one of these interventions, all of one place, acts.
+
+    An op on some heads acts on the position. A cap acts also where the projection lies within
+    its bounds, and a vector may be zero: neither is known here.
+    """
+    mask = np.zeros(len(positions), dtype=np.bool_)
+    for item in interventions:
         if item.positions is not None:
-            inside = [position for position in item.positions if position < rows]
-            mask[inside] = True
+            mask |= np.isin(positions, item.positions)
         elif item.spans is not None:
             for start, end in item.spans:
-                mask[start:end] = True
+                mask |= (positions >= start) & (positions < end)
         else:
             mask[:] = True
     return mask

@@ -2,7 +2,7 @@
 
     results/part-…                      one row per request and choice
     activations/layer=L/part-…          one row per request and position: output_residual_stream
-    captures/<name>/layer=L/part-…      the same for a named capture
+    captures/<name>/layer=L/part-…      the same for a named capture, or one row per request (mean)
     moments/part-…                      running statistics of a part, one row per capture and layer
     stats.parquet                       the moments of all parts, merged when the Job ends
 
@@ -16,10 +16,13 @@ from typing import Any, Final
 
 import pyarrow as pa
 
+from app.steering.spec import Reduce
+
 SCHEMA_VERSION: Final = "1"
 RESIDUAL_STREAM: Final = "residual_stream"  # the capture that output_residual_stream asks for
 ROW_GROUP_BYTES: Final = 8 * 1024**2  # decoded; a reader of one request fetches about a third
 ROW_GROUP_ROWS_MIN: Final = 64
+ROW_GROUP_ROWS_MAX: Final = 65_536  # narrow rows: what stands beside the value counts too
 RESULTS_GROUP_ROWS: Final = 1024
 RESULTS_GROUP_BYTES: Final = 8 * 1024**2
 PAGE_BYTES: Final = 1024**2  # 256 KB pages cost 8% of size
@@ -76,6 +79,7 @@ RESULTS: Final = pa.schema(
         pa.field("max_tokens", pa.int32(), nullable=False),
         pa.field("temperature", pa.float64(), nullable=False),
         pa.field("steering", pa.string()),
+        pa.field("captures", pa.string()),
         pa.field("warnings", _list_of(pa.string())),
         pa.field("activation_layers", _list_of(pa.int16())),
         pa.field("activation_rows", pa.int32()),
@@ -120,36 +124,53 @@ _DICTIONARY_RESULTS = [
     "engine",
     "engine_mode",
     "steering",
+    "captures",
     "warnings.list.element",
     "error_code",
     "error_message",
 ]
 
 
-def value_column(capture: str) -> str:
-    """Name the column that holds a capture's vectors."""
+def value_column(capture: str, reduce: Reduce = Reduce.none) -> str:
+    """Name the column that holds what a capture read; it is the last one."""
+    if reduce is Reduce.norm:
+        return "norm"
+    if reduce is Reduce.project:
+        return "projection"
     return "residual" if capture == RESIDUAL_STREAM else "activation"
 
 
-def activations_schema(capture: str, width: int) -> pa.Schema:
-    """Give the columns of a capture's files; `width` is how many numbers a vector has."""
-    element = pa.field("element", pa.float32(), nullable=False)
-    return pa.schema(
-        [
-            _required("request_index", pa.int64()),
-            pa.field("custom_id", pa.string()),
+def activations_schema(capture: str, width: int, reduce: Reduce = Reduce.none) -> pa.Schema:
+    """Give the columns of a capture's files; `width` is how many numbers a row's value has.
+
+    A mean has no position of its own: it counts the `positions` that it was taken over. A norm
+    is a plain number, everything else a list of fixed size.
+    """
+    number = pa.float32()
+    vector = pa.list_(pa.field("element", number, nullable=False), width)
+    if reduce is Reduce.mean:
+        places = [_required("positions", pa.int32())]
+    else:
+        places = [
             _required("position", pa.int32()),
             _required("token_id", pa.int32()),
             _required("is_generated", pa.bool_()),
             _required("steered", pa.bool_()),
-            _required(value_column(capture), pa.list_(element, width)),
+        ]
+    return pa.schema(
+        [
+            _required("request_index", pa.int64()),
+            pa.field("custom_id", pa.string()),
+            *places,
+            _required(value_column(capture, reduce), number if reduce is Reduce.norm else vector),
         ]
     )
 
 
 def row_group_rows(width: int) -> int:
-    """Say how many vectors of `width` float32 numbers one row group holds."""
-    return max(ROW_GROUP_ROWS_MIN, ROW_GROUP_BYTES // (4 * width))
+    """Say how many rows of `width` float32 numbers one row group holds."""
+    rows = ROW_GROUP_BYTES // (4 * width)
+    return min(max(ROW_GROUP_ROWS_MIN, rows), ROW_GROUP_ROWS_MAX)
 
 
 def results_options() -> dict[str, Any]:
@@ -157,15 +178,13 @@ def results_options() -> dict[str, Any]:
     return _options(_DICTIONARY_RESULTS, {}, ["request_index"])
 
 
-def activations_options(capture: str) -> dict[str, Any]:
+def activations_options(capture: str, reduce: Reduce = Reduce.none) -> dict[str, Any]:
     """Give the writer's options for activations and captures files."""
-    encodings = {
-        "request_index": "DELTA_BINARY_PACKED",
-        "position": "DELTA_BINARY_PACKED",
-        "token_id": "DELTA_BINARY_PACKED",
-        f"{value_column(capture)}.list.element": "BYTE_STREAM_SPLIT",
-    }
-    return _options(["custom_id"], encodings, ["request_index", "position"])
+    value = value_column(capture, reduce)
+    places = ["positions"] if reduce is Reduce.mean else ["position", "token_id"]
+    encodings = dict.fromkeys(["request_index", *places], "DELTA_BINARY_PACKED")
+    encodings[value if reduce is Reduce.norm else f"{value}.list.element"] = "BYTE_STREAM_SPLIT"
+    return _options(["custom_id"], encodings, ["request_index", places[0]])
 
 
 def statistics_options() -> dict[str, Any]:

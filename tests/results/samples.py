@@ -98,7 +98,8 @@ def a_run(index: int, folder: Path, *, layers: Sequence[int] = (1, 3), rows: int
         "residual_stream",
         "bfloat16",
         {layer: mapped[number] for number, layer in enumerate(layers)},
-        path,
+        np.arange(rows, dtype=np.int32),
+        path=path,
     )
     choice = Choice(0, f"text {index}", tuple(range(50, 50 + rows - PROMPT + 1)), "length")
     outcome = Succeeded((choice,), (captured,), started_at=1.5, finished_at=2.5)

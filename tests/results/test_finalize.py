@@ -11,16 +11,20 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
-from app.jobs.claims import give_back_shard
+from app.jobs.claims import finish_shard, give_back_shard
 from app.jobs.lifecycle import begin_finalizing, cancel_job
-from app.jobs.states import JobState
+from app.jobs.records import RequestResult
+from app.jobs.states import JobState, RequestState
 from app.kit.db import Database
 from app.results import finalize, missing_parts
 from app.results.finalize import finalize_job
 from app.results.manifest import listed_files, render_manifest
 from app.results.missing_parts import PART_REQUESTS_MAX
+from app.results.moments import RunningMoments, merged_stats, moments_table
+from app.steering.spec import Reduce, Site
 from app.storage import job_key
-from tests.results.samples import HIDDEN, ROWS
+from tests.results.capture_samples import GENERATED, RAN, a_capture, a_read
+from tests.results.samples import HIDDEN, ROWS, open_part
 from tests.results.workbench import Workbench
 
 
@@ -232,3 +236,52 @@ def test_a_part_whose_commit_was_answered_late_is_named_once(bench: Workbench) -
         assert named is answer
     assert bench.database.run(lambda conn: listed_files(conn, job.id)) == [file]
     assert missing_parts.write_missing_parts(bench.database, bench.store, begun) == 0
+
+
+def test_the_manifest_says_what_each_file_was_read_from(bench: Workbench) -> None:
+    captures = [
+        a_capture("residual_stream"),
+        a_capture("n", Reduce.norm, site=Site.z, before=True, layers=(0, 2)),
+        a_capture("scores", Reduce.project, spans=()),
+    ]
+    reads = [a_read(index, captures) for index in range(2)]
+    job = bench.builders.a_job(specs=[read.work.spec for read in reads], shard_size=1)
+    for _ in reads:
+        shard = bench.builders.a_lease()
+        writer = open_part(shard, bench.store, bench.tmp_path / "spool")
+        read = reads[shard.first_index]
+        writer.add(read.work, read.outcome)
+        done = RequestResult(shard.first_index, RequestState.succeeded, completion_tokens=GENERATED)
+        part = writer.close()
+        bench.database.run(
+            lambda conn, shard=shard, done=done, part=part: finish_shard(conn, shard, [done], part)
+        )
+    assert bench.finalize(job)
+    manifest = orjson.loads(bench.files(job)["manifest.json"])
+    said = {
+        (f["kind"], f["capture"], f["layer"], f["site"], f["when"], f["reduce"], f["width"])
+        for f in manifest["files"]
+    }
+    assert said == {
+        ("results", None, None, None, None, None, None),
+        ("activations", None, 1, "resid_post", "after", "none", HIDDEN),
+        ("captures", "n", 0, "z", "before", "norm", 1),
+        ("captures", "n", 2, "z", "before", "norm", 1),
+        ("captures", "scores", 1, "resid_post", "after", "project", 3),
+        ("stats", None, None, None, None, None, None),
+    }
+    assert [f["rows"] for f in manifest["files"] if f["capture"] == "scores"] == [0, 0]
+    stats = pq.read_table(bench.folder(job) / "stats.parquet").to_pylist()
+    assert [(row["capture"], row["layer"], row["count"]) for row in stats] == [
+        ("n", 0, 2 * (RAN - 1)), ("n", 2, 2 * (RAN - 1)), ("residual_stream", 1, 2 * (RAN - 1)),
+    ]  # fmt: skip
+
+
+def test_parts_that_disagree_about_a_capture_do_not_keep_a_job_from_ending() -> None:
+    tables = []
+    for width in (2, 3, 2):
+        moments = RunningMoments(width)
+        moments.add(np.ones((4, width), dtype=np.float32), np.ones(4, dtype=np.bool_))
+        tables.append(moments_table({("p", 0): moments}))
+    rows = merged_stats(tables).to_pylist()
+    assert [(len(row["mean"]), row["count"]) for row in rows] == [(2, 8), (3, 4)]
