@@ -6,7 +6,7 @@ is the steering core's business and depends on the step's data only.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,6 +15,21 @@ if TYPE_CHECKING:
 
 # The cores of this process; a hook names its core by place, so that two engines never mix.
 _cores: list[SteeringCore | None] = []
+
+
+def compilation_with_graphs() -> dict[str, Any]:
+    """Give vLLM's compilation settings for CUDA graphs that leave our operations out.
+
+    A graph replays kernels and no Python, so graphs end before each of our operations and begin
+    anew after it, as they do around attention. No full graph spans a step.
+    """
+    from vllm.config import CompilationConfig
+
+    ours = ["tiller::work_on_pair", "tiller::work_on_tensor"]
+    return {
+        "splitting_ops": [*CompilationConfig._attention_ops, *ours],  # noqa: SLF001 (its default)
+        "cudagraph_mode": "PIECEWISE",
+    }
 
 
 def register_core(core: SteeringCore) -> int:

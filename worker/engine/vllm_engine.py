@@ -368,14 +368,35 @@ class VllmEngine:
 
 def _start_core(config: EngineConfig, settings: EngineSettings) -> ServedCore | InProcessCore:
     from vllm.engine.arg_utils import AsyncEngineArgs, EngineArgs
+
+    arguments = _arguments(config, settings)
+    if config.in_process:
+        from worker.engine.in_process import InProcessCore
+
+        with _environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}):
+            return InProcessCore(EngineArgs(**arguments))
+    from worker.engine.served import ServedCore
+
+    threads = config.threads or len(os.sched_getaffinity(0))
+    variables = {"OMP_NUM_THREADS": str(threads)}
+    if config.tensor_parallel_size > 1:
+        # vLLM would give each rank a memory node of its own, of which most machines have one.
+        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
+    with _environment(variables):
+        return ServedCore(AsyncEngineArgs(enable_log_requests=False, **arguments))
+
+
+def _arguments(config: EngineConfig, settings: EngineSettings) -> dict[str, Any]:
+    """Write a configuration as vLLM's arguments."""
     from vllm.platforms import current_platform
 
     from worker.engine.executor import ManyProcessExecutor, OneProcessExecutor
-    from worker.engine.scheduler import (
-        ZeroingAsyncScheduler,
-        ZeroingScheduler,
-    )
+    from worker.engine.layer_op import compilation_with_graphs
+    from worker.engine.scheduler import ZeroingAsyncScheduler, ZeroingScheduler
 
+    if config.mode not in ("eager", "compiled"):
+        msg = f"mode is {config.mode!r}; it can be 'eager' or 'compiled'"
+        raise UnsupportedEngineError(msg)
     on_cpu = current_platform.is_cpu()
     many = config.tensor_parallel_size > 1
     arguments: dict[str, Any] = {
@@ -403,23 +424,9 @@ def _start_core(config: EngineConfig, settings: EngineSettings) -> ServedCore | 
         "distributed_executor_backend": ManyProcessExecutor if many else OneProcessExecutor,
         "additional_config": settings,
     }
-    if config.mode not in ("eager", "compiled"):
-        msg = f"mode is {config.mode!r}; it can be 'eager' or 'compiled'"
-        raise UnsupportedEngineError(msg)
-    if config.in_process:
-        from worker.engine.in_process import InProcessCore
-
-        with _environment({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}):
-            return InProcessCore(EngineArgs(**arguments))
-    from worker.engine.served import ServedCore
-
-    threads = config.threads or len(os.sched_getaffinity(0))
-    variables = {"OMP_NUM_THREADS": str(threads)}
-    if many:
-        # vLLM would give each rank a memory node of its own, of which most machines have one.
-        variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
-    with _environment(variables):
-        return ServedCore(AsyncEngineArgs(enable_log_requests=False, **arguments))
+    if config.mode == "compiled" and not on_cpu:
+        arguments["compilation_config"] = compilation_with_graphs()
+    return arguments
 
 
 @contextlib.contextmanager

@@ -100,20 +100,22 @@ def _steer(
 
 def _add(steer: Steer, x: torch.Tensor, banks: Banks) -> None:
     """Add the sums of a point to x [rows, width]."""
-    delta = steer.delta
+    delta, scale = steer.delta, None
     if delta is None:
         assert steer.place is not None
-        assert steer.scale is not None
-        delta = banks.table(steer.width).index_select(0, steer.place).mul_(steer.scale)
+        delta, scale = banks.table(steer.width).index_select(0, steer.place), steer.scale
     if steer.norm is not None:
         norms = _norms(x)
         if steer.owner is not None:
             norms = norms.index_select(0, steer.owner)
-        delta = delta * torch.where(steer.norm, norms, norms.new_ones(()))
-    if steer.owner is None:
+        factor = torch.where(steer.norm, norms, norms.new_ones(()))
+        scale = factor if scale is None else factor * scale
+    if steer.owner is not None:
+        x.index_add_(0, steer.owner, delta if scale is None else delta * scale)
+    elif scale is None:
         x.add_(delta)
     else:
-        x.index_add_(0, steer.owner, delta)
+        x.addcmul_(delta, scale)
 
 
 def _run_stages(steer: Steer, x: torch.Tensor, banks: Banks) -> torch.Tensor | None:
