@@ -16,10 +16,10 @@ STAMP := $(VENV)/.installed-$(LOCK)
 DATA ?= data
 PORT ?= 8400
 
-.PHONY: help venv demo up test lint format parity lock clean
+.PHONY: help venv demo patching up test lint format parity parity-full mutants lock clean
 
 help:  ## list the targets
-	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
 
 venv: $(STAMP)  ## build .venv from requirements.lock
 
@@ -33,6 +33,9 @@ $(STAMP): requirements.lock pyproject.toml
 
 demo: $(STAMP)  ## the sentiment study, end to end; PROMPTS=file takes other prompts
 	@$(PY) -m examples.sentiment --out demo $(if $(PROMPTS),--prompts $(PROMPTS))
+
+patching: $(STAMP)  ## activation patching in two Jobs: a heat map of Layer x position
+	@$(PY) -m examples.patching $(ARGS)
 
 up: $(STAMP)  ## run the whole service on this machine; DATA=folder PORT=number
 	@$(PY) -m tiller up --data-dir $(DATA) --port $(PORT)
@@ -49,8 +52,14 @@ format: $(STAMP)  ## let ruff repair and format
 	@$(PY) -m ruff check --fix .
 	@$(PY) -m ruff format .
 
-parity: $(STAMP)  ## compare engine and service with plain Hugging Face forward passes
-	@$(PY) -m pytest tests/engine -k parity $(ARGS)
+parity: $(STAMP)  ## each op, site, form, family and condition against Hugging Face (long)
+	@TILLER_PARITY=full $(PY) -m pytest tests/parity $(ARGS)
+
+parity-full: $(STAMP)  ## the same, with 5,000 random requests instead of 200
+	@TILLER_PARITY=full TILLER_PARITY_DRAWS=5000 $(PY) -m pytest tests/parity $(ARGS)
+
+mutants: $(STAMP)  ## break one small thing after the other in a copy; a test must see each
+	@$(PY) -m tests.mutants.run $(ARGS)
 
 bench-%: $(STAMP)  ## run bench/%.py and write its figures to bench/results
 	@$(PY) -m bench.$*

@@ -2,8 +2,9 @@
 
 import csv
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from rich.console import Console
 from rich.table import Table
@@ -50,12 +51,7 @@ def save_texts(result: Result, strengths: Sequence[float], path: Path) -> None:
 
 def save_plot(result: Result, strengths: Sequence[float], path: Path) -> None:
     """Plot each prompt's score against the strength, and the mean over prompts."""
-    # Imported here with a backend that needs no display.
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-
+    plt = _plotting()
     figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
     for number in range(len(result.prompts)):
         line = [result.scores[strength][number] for strength in strengths]
@@ -68,3 +64,65 @@ def save_plot(result: Result, strengths: Sequence[float], path: Path) -> None:
     axes.legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """Numbers by Layer and position: `values[row][column]`, and what they are."""
+
+    rows: list[str]
+    columns: list[str]
+    values: list[list[float]]
+    label: str
+
+
+def print_grid(grid: Grid) -> None:
+    """Print the numbers, the largest of each Layer in bold."""
+    table = Table(title=grid.label, title_justify="left")
+    for title in ("Layer", *grid.columns):
+        table.add_column(Text(title), justify="right")
+    for name, values in zip(grid.rows, grid.values, strict=True):
+        largest = max(values)
+        cells = (Text(f"{v:+.2f}", style="bold" if v == largest else "") for v in values)
+        table.add_row(name, *cells)
+    Console(width=140).print(table)
+
+
+def save_grid(grid: Grid, path: Path) -> None:
+    """Write one line a Layer: its number, then a column for each position."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["layer", *grid.columns])
+        for name, values in zip(grid.rows, grid.values, strict=True):
+            writer.writerow([name, *(f"{value:.6f}" for value in values)])
+
+
+def save_heat_map(grid: Grid, path: Path) -> None:
+    """Plot the numbers as colours, Layer 0 at the bottom, 0 in white."""
+    plt = _plotting()
+    size = (2 + 0.7 * len(grid.columns), 2 + 0.2 * len(grid.rows))
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    reach = max(1.0, *(abs(value) for values in grid.values for value in values))
+    image = axes.imshow(
+        grid.values, origin="lower", aspect="auto", cmap="RdBu", vmin=-reach, vmax=reach
+    )
+    # `$` would begin a formula.
+    label, *names = (name.replace("$", r"\$") for name in (grid.label, *grid.columns))
+    axes.set_xticks(range(len(names)), names, rotation=45, ha="right")
+    step = max(1, len(grid.rows) // 10)
+    axes.set_yticks(range(0, len(grid.rows), step), grid.rows[::step])
+    axes.set_xlabel("position")
+    axes.set_ylabel("Layer")
+    figure.colorbar(image, ax=axes, label=label)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _plotting() -> Any:
+    """Load matplotlib with a backend that needs no display."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    return plt

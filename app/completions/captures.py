@@ -21,6 +21,7 @@ from app.completions.problems import (
     shown,
     unknown_field,
 )
+from app.completions.remembered import Remembered
 from app.completions.sent_vectors import SentVector, VectorReader
 from app.completions.sites import offered, read_site
 from app.settings import Limits
@@ -61,8 +62,7 @@ class CaptureRules:
         self._model = model
         self._limits = limits
         self._reader = reader
-        # Keyed by identity; each value keeps its list alive, so an id is never used twice.
-        self._known: dict[int, tuple[Any, CapturePlan | RefusedError]] = {}
+        self._checked = Remembered(lambda sent: CapturePlan(self._read(sent)))
 
     def read_stream(self, body: Mapping[str, Any], problems: list[Problem]) -> Capture | None:
         """Give the capture that output_residual_stream asks for; add what is wrong with it."""
@@ -84,18 +84,11 @@ class CaptureRules:
         sent = body.get(PARAM)
         if sent is None:
             return None
-        known = self._known.get(id(sent))
-        if known is None:
-            outcome: CapturePlan | RefusedError
-            try:
-                outcome = CapturePlan(self._read(sent))
-            except RefusedError as refusal:
-                outcome = refusal
-            known = self._known[id(sent)] = (sent, outcome)
-        if isinstance(known[1], RefusedError):
-            problems.append(Problem(PARAM, sentence(f"{PARAM}{known[1]}")))
+        try:
+            return self._checked(sent)
+        except RefusedError as refusal:
+            problems.append(Problem(PARAM, sentence(f"{PARAM}{refusal}")))
             return None
-        return known[1]
 
     def _read(self, sent: Any) -> tuple[PlannedCapture, ...]:
         if not isinstance(sent, list) or not all(isinstance(item, dict) for item in sent):

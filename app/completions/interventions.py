@@ -35,6 +35,7 @@ from app.completions.problems import (
     shown,
     unknown_field,
 )
+from app.completions.remembered import Remembered
 from app.completions.rows_of import RowsOf, read_rows_of
 from app.completions.sent_vectors import SentVector, VectorReader
 from app.completions.sites import read_site
@@ -90,29 +91,19 @@ class InterventionRules:
         self._limits = limits
         self._reader = reader
         self._captured = captured
-        # Keyed by identity; each value keeps its list alive, so an id is never used twice.
-        self._known: dict[int, tuple[Any, OpPlan | RefusedError]] = {}
+        self._checked = Remembered(self._read)
 
     def read(self, sent: Any, *, numbers_beside: int = 0) -> OpPlan:
         """Check rules 1 to 13. Raises RefusedError with the first broken one."""
-        known = self._known.get(id(sent))
-        if known is None:
-            outcome: OpPlan | RefusedError
-            try:
-                outcome = self._read(sent)
-            except RefusedError as refusal:
-                outcome = refusal
-            known = self._known[id(sent)] = (sent, outcome)
-        if isinstance(known[1], RefusedError):
-            raise RefusedError(*known[1].args)
-        total = known[1].numbers + numbers_beside
+        plan = self._checked(sent)
+        total = plan.numbers + numbers_beside
         if total > self._limits.vector_numbers:
             msg = (
                 f"{PARAM} and apply_steering_vectors hold {total} numbers together, each position "
                 f"counted; at most {self._limits.vector_numbers} are allowed."
             )
             raise RefusedError(msg)
-        return known[1]
+        return plan
 
     def _read(self, sent: Any) -> OpPlan:
         most = self._limits.interventions_per_request

@@ -22,6 +22,7 @@ from typing import Any
 from app.catalog import ServedModel
 from app.completions import tensors
 from app.completions.problems import RefusedError, first_twin, is_int, shown, unknown_field
+from app.completions.remembered import Remembered
 from app.completions.sent_vectors import VectorReader
 from app.completions.sites import offered
 from app.completions.spans import of_ranges
@@ -85,22 +86,11 @@ class SteeringRules:
         self._model = model
         self._limits = limits
         self._reader = reader
-        # Keyed by identity; each value keeps its list alive, so an id is never used twice.
-        self._known_lists: dict[int, tuple[Any, Steering | RefusedError]] = {}
+        self._checked = Remembered(self._read)
 
     def read(self, sent: Any) -> Steering:
         """Check rules 1 to 11. Raises RefusedError with the first broken one."""
-        known = self._known_lists.get(id(sent))
-        if known is None:
-            outcome: Steering | RefusedError
-            try:
-                outcome = self._read(sent)
-            except RefusedError as refusal:
-                outcome = refusal
-            known = self._known_lists[id(sent)] = (sent, outcome)
-        if isinstance(known[1], RefusedError):
-            raise RefusedError(*known[1].args)
-        return known[1]
+        return self._checked(sent)
 
     def _read(self, sent: Any) -> Steering:
         if not isinstance(sent, list):

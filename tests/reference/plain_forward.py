@@ -1,25 +1,18 @@
-"""What steering means, written down a second time: a plain Hugging Face forward with hooks.
+"""Steering vectors alone, at the stream after a layer: the short form of `hooked.forward`.
 
-Imports nothing of the product. Takes token ids and plain dictionaries, runs one request at a time
-in float32, without a cache, and gives the stream after each layer and the next token everywhere.
+For tests in which one model and a few vectors are enough. Takes token ids and plain dictionaries,
+runs one request at a time without a cache, and gives the stream after each layer and the logits.
 """
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from transformers import AutoModelForCausalLM
 
+from tests.reference import hooked
 
-def load(folder: Path) -> Any:
-    """Load a causal language model in float32."""
-    model = AutoModelForCausalLM.from_pretrained(
-        folder, dtype=torch.float32, attn_implementation="eager"
-    )
-    return model.eval()
+load = hooked.load
 
 
 def forward(
@@ -29,47 +22,25 @@ def forward(
 
     An edit is {"layer", "rows" [n, width], "scale", "norm_match", "positions" | "spans" | none}:
     with positions, position k takes row k; otherwise row 0 goes to the spans, or everywhere.
+    Those of one layer add up.
     """
-    streams: dict[int, np.ndarray] = {}
-
-    def hook_for(layer: int) -> Any:
-        def hook(_module: Any, _args: Any, output: Any) -> Any:
-            stream = output[0] if isinstance(output, tuple) else output
-            edited = _edit(stream[0], [edit for edit in edits if edit["layer"] == layer])
-            streams[layer] = edited.detach().clone().numpy()
-            batch = edited.unsqueeze(0)
-            return (batch, *output[1:]) if isinstance(output, tuple) else batch
-
-        return hook
-
-    handles = [
-        layer.register_forward_hook(hook_for(number))
-        for number, layer in enumerate(model.model.layers)
-    ]
-    try:
-        with torch.no_grad():
-            logits = model(torch.tensor([token_ids]), use_cache=False).logits[0]
-    finally:
-        for handle in handles:
-            handle.remove()
-    return streams, logits.numpy()
+    length = len(token_ids)
+    passed = hooked.forward(model, token_ids, [_spelled_out(edit, length) for edit in edits])
+    streams = {layer: rows for (site, layer), rows in passed.after.items() if site == "resid_post"}
+    return streams, passed.logits
 
 
-def _edit(stream: torch.Tensor, edits: list[dict[str, Any]]) -> torch.Tensor:
-    before = stream.float()
-    after = before.clone()
-    for edit in edits:
-        rows = np.atleast_2d(np.asarray(edit["rows"], dtype=np.float64))
-        for position, row in _places(edit, len(before)):
-            vector = rows[row]
-            if edit.get("norm_match"):
-                length = float(np.linalg.norm(vector))
-                if length == 0:
-                    continue
-                norm = float(torch.linalg.vector_norm(before[position].double()))
-                vector = vector / length * norm
-            after[position] += torch.tensor(edit["scale"] * vector, dtype=torch.float32)
-    return after.to(stream.dtype)
+def _spelled_out(edit: dict[str, Any], length: int) -> dict[str, Any]:
+    rows = np.atleast_2d(np.asarray(edit["rows"], dtype=np.float64))
+    return {
+        "op": "add",
+        "site": "resid_post",
+        "layer": edit["layer"],
+        "scale": edit["scale"],
+        "norm_match": edit.get("norm_match", False),
+        "summed": True,
+        "steers": [(position, rows[row]) for position, row in _places(edit, length)],
+    }
 
 
 def _places(edit: dict[str, Any], length: int) -> list[tuple[int, int]]:
