@@ -223,7 +223,7 @@ class SteeringCore:
         directions = self._directions(capture) if capture.reduce is Reduce.project else None
         region = RegionWriter(Path(read.region), wanted)
         try:
-            return make_read(capture, region, directions)
+            return make_read(capture, region, directions, dtype)
         except ValueError:
             region.close()
             raise

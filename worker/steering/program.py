@@ -5,18 +5,20 @@ that it runs. Ops that change nothing (scale 0, coeff 1, a zero row) never becom
 that such a request takes exactly the way of an unsteered one.
 
 Ops of one point act in stages, one after the other; the ops of one stage see the same x. Sums
-share a stage: what each adds does not depend on what the others did.
+share a stage: what each adds does not depend on what the others did. So do ops at single
+positions that have none in common: exclusions cut one op of the user into many such pieces.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 import numpy as np
 
 from app.steering.spec import FOREVER as OPEN
-from app.steering.spec import Intervention, Op
+from app.steering.spec import Intervention, Op, Spans
 from worker.steering.bank import Banks, Block, BlockKey
 
 if TYPE_CHECKING:
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     Floats = npt.NDArray[np.float32]
 
 FOREVER = np.iinfo(np.int64).max
-STAGES_MAX = 64  # ops that one request may have at one point
+STAGES_MAX = 64  # ops at one point and position that depend on each other
 POINT_KEYS = 2 * STAGES_MAX  # keys of one point
 # What an op does to x, with a, low and high from its segment, v its row and u the row at unit
 # length: x + a v | x + a |x| u | x + a (x.u) u | x + (clamp(x.u, low, high) - x.u) u | v
@@ -120,28 +122,59 @@ def next_after(bounds: Ints, position: int) -> int:
 
 
 class _Stages:
-    """Finds the stage of each op of one point, in their order."""
+    """Finds the stage of each op of one point, in their order.
+
+    An op joins the stage of those before it when it touches none of their positions, or when it
+    and all of them only add.
+    """
 
     def __init__(self) -> None:
         self._stage = 0
         self._sums_only = True
-        self._by_head: bool | None = None
+        self._lanes: set[bool] = set()
+        self._touched: list[tuple[int, int]] = []  # disjoint, ascending
 
     def place(self, item: Intervention) -> int:
         """Return the stage of the next op."""
-        by_head = item.heads is not None
-        fresh = self._by_head is None
-        adds = item.op is Op.add
-        joins = item.summed or (adds and not item.norm_match)
-        if not (fresh or (joins and self._sums_only and by_head == self._by_head)):
+        by_head, adds = item.heads is not None, item.op is Op.add
+        sums = item.summed or (adds and not item.norm_match)
+        ranges = _ranges(item)
+        if any(map(self._touches, ranges)) and not (
+            sums and self._sums_only and self._lanes == {by_head}
+        ):
             self._stage += 1
             self._sums_only = True
+            self._lanes, self._touched = set(), []
         self._sums_only = self._sums_only and adds
-        self._by_head = by_head
+        self._lanes.add(by_head)
+        for start, end in ranges:
+            self._touch(start, end)
         if self._stage >= STAGES_MAX:
             msg = f"more than {STAGES_MAX} ops at Layer {item.layer} {item.site.value}"
             raise ValueError(msg)
         return self._stage
+
+    def _touches(self, span: tuple[int, int]) -> bool:
+        index = bisect_left(self._touched, (span[1],))
+        return index > 0 and self._touched[index - 1][1] > span[0]
+
+    def _touch(self, start: int, end: int) -> None:
+        """Add a range to those touched, merged with what it overlaps."""
+        first = bisect_left(self._touched, (start,))
+        if first and self._touched[first - 1][1] > start:
+            first -= 1
+        last = bisect_left(self._touched, (end,))
+        if first < last:
+            start = min(start, self._touched[first][0])
+            end = max(end, self._touched[last - 1][1])
+        self._touched[first:last] = [(start, end)]
+
+
+def _ranges(item: Intervention) -> Spans:
+    """List the ranges of positions that an op touches; position k of `positions` is range k."""
+    if item.positions is not None:
+        return tuple((at, at + 1) for at in item.positions)
+    return item.spans if item.spans is not None else ((0, OPEN),)
 
 
 def build_program(ops: Sequence[Intervention], banks: Banks, shape: Shape) -> Program:
@@ -213,11 +246,7 @@ def _segments(item: Intervention, block: Block, key: int, head: int, rows: _Rows
     low = -np.inf if item.low is None else item.low
     high = np.inf if item.high is None else item.high
     places, peaks = block.places, block.peaks
-    if item.positions is not None:
-        ranges: Sequence[tuple[int, int]] = [(at, at + 1) for at in item.positions]
-    else:
-        ranges = item.spans if item.spans is not None else ((0, OPEN),)
-    for index, (start, end) in enumerate(ranges):
+    for index, (start, end) in enumerate(_ranges(item)):
         which = index if item.positions is not None else 0
         if start < 0 or end <= start:
             msg = "a position is negative or a span is empty"

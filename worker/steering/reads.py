@@ -35,7 +35,7 @@ _SETS_MAX = 8
 class TenantRead:
     """One capture of a request. Span i covers [starts[i], ends[i]), from region row `first[i]`.
 
-    `directions` is [k, width] float64 for Reduce.project.
+    `directions` is [k, width] float64 for Reduce.project. `dtype` names what is read.
     """
 
     site: Site
@@ -46,13 +46,14 @@ class TenantRead:
     ends: Ints
     first: Ints
     bounds: Ints
+    dtype: str
     reduce: Reduce = Reduce.none
     directions: npt.NDArray[np.float64] | None = None
 
     def store(self, rows: npt.NDArray[np.generic], row: int) -> None:
         """Put rows [n, layers, width] of a step, as stored, into the region from `row` on."""
         if self.reduce in (Reduce.norm, Reduce.project):
-            rows = self._reduced(widened(rows))
+            rows = self._reduced(widened(rows, self.dtype))
         self.region.put(rows, row)
 
     def _reduced(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
@@ -94,9 +95,9 @@ class ReadGroup:
 
 
 def make_read(
-    capture: Capture, region: RegionWriter, directions: npt.NDArray[np.float64] | None
+    capture: Capture, region: RegionWriter, directions: npt.NDArray[np.float64] | None, dtype: str
 ) -> TenantRead:
-    """Resolve a capture whose region was made for it."""
+    """Resolve a capture whose region was made for it, of a model of this dtype."""
     spans = np.array(capture.spans if capture.spans is not None else [(0, OPEN)], dtype=np.int64)
     spans = spans.reshape(-1, 2)
     lengths = spans[:, 1] - spans[:, 0]
@@ -112,13 +113,16 @@ def make_read(
         ends=spans[:, 1],
         first=np.cumsum(lengths) - lengths,
         bounds=np.unique(spans[(spans > 0) & (spans < OPEN)]),
+        dtype=dtype,
         reduce=capture.reduce,
         directions=directions,
     )
 
 
-def widened(rows: npt.NDArray[np.generic]) -> npt.NDArray[np.float64]:
-    """Give stored rows as numbers: uint16 are the bits of bfloat16."""
+def widened(rows: npt.NDArray[np.generic], dtype: str) -> npt.NDArray[np.float64]:
+    """Give stored rows as numbers: uint16 are the bits of `dtype`, bfloat16 or float16."""
+    if dtype == "float16":
+        return rows.view(np.float16).astype(np.float64)
     if rows.dtype == np.uint16:
         return (rows.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
     return rows.astype(np.float64)
