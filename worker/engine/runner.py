@@ -94,9 +94,11 @@ class SteeredRunner:
             setattr(runner, name, wrap(original))
 
     def close(self) -> None:
-        """Make the hooks inert for good."""
+        """Make the hooks inert for good, and let go of what requests hold."""
         if self._handle >= 0:
             layer_op.unregister_core(self._handle)
+        if self.core is not None:
+            self.core.close()
 
     def _wrap_load_model(self, original: Callable[..., None]) -> Callable[..., None]:
         def load_model(*args: Any, **kwargs: Any) -> None:

@@ -107,6 +107,10 @@ class SteeringCore:
             if tenant is not None:
                 self._empty(tenant)
 
+    def close(self) -> None:
+        """Let go of everything that requests hold; nothing runs any more."""
+        self.dismiss(list(self._tenants))
+
     def prepare(
         self,
         request_ids: Sequence[str],
