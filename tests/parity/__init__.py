@@ -1,0 +1,1 @@
+"""The engine against plain Hugging Face, over every dimension that it has."""
