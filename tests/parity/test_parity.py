@@ -17,7 +17,6 @@ from tests.parity.asked import Asked
 from tests.parity.comparing import Reference, assert_equal
 from tests.parity.conditions import BATCH, KIND, RUNNERS
 from tests.parity.dimensions import (
-    COMPILED,
     FORMS,
     OPS,
     SITES,
@@ -55,9 +54,7 @@ def test_every_row_and_token_equals_the_reference(
 def test_the_combinations_hold_every_pair_that_exists() -> None:
     every = set().union(*map(pairs_of, everything()))
     held = set().union(*map(pairs_of, COMBINATIONS))
-    left_out = {dict(pair)[3] for pair in every - held if dict(pair).get(4) == "compiled"}
-    assert len(every - held) == len(left_out)
-    assert left_out == (set() if FULL else set(FAMILIES) - COMPILED)
+    assert held == every
     together = {(one.op, one.site, one.form) for one in COMBINATIONS}
     assert len(together) == len(OPS) * len(SITES) * len(FORMS)
     assert {one.family for one in COMBINATIONS} == set(FAMILIES)
