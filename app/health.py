@@ -6,7 +6,7 @@ Redis is reported but not needed: without it work only starts up to a reconciler
 
 import logging
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Request, Response
 
@@ -14,19 +14,36 @@ from app.catalog.queue_state import queue_states
 from app.errors import UnavailableError
 from app.kit.answers import json_answer
 from app.kit.db import Database
+from app.kit.openapi import COUNT, ERROR, STRING, answer, closed, documented
 from app.kit.request_id import request_id_of
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"])
 
+_CHECKS: Final = {
+    **dict.fromkeys(("postgres", "object_store", "redis", "worker"), STRING),
+    "workers_ready": {"type": "object", "additionalProperties": COUNT},
+}
+_READINESS: Final = {"status": STRING, "checks": closed(_CHECKS)}
 
-@router.get("/healthz")
+
+@router.get(
+    "/healthz", **documented({200: answer("It answers.", closed({"status": {"const": "ok"}}))})
+)
 def get_health() -> Response:
     """Say that this process answers."""
     return json_answer({"status": "ok"})
 
 
-@router.get("/readyz")
+@router.get(
+    "/readyz",
+    **documented(
+        {
+            200: answer("It can.", closed(_READINESS)),
+            503: answer("It cannot, and why.", closed({**_READINESS, **ERROR["properties"]})),
+        }
+    ),
+)
 def get_readiness(request: Request) -> Response:
     """Say whether the service can do its work, part by part; 503 when it cannot."""
     state = request.app.state

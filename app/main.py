@@ -18,7 +18,10 @@ from starlette.routing import Route
 from app import health
 from app.catalog import endpoints as catalog_endpoints
 from app.catalog import load_catalog
+from app.catalog import openapi as catalog_openapi
 from app.completions import endpoints as completions_endpoints
+from app.completions import openapi as completions_openapi
+from app.completions import tokenize
 from app.errors import (
     ApiError,
     InvalidRequestError,
@@ -28,17 +31,21 @@ from app.errors import (
 )
 from app.jobs import endpoints as jobs_endpoints
 from app.jobs import limits as limits_endpoints
+from app.jobs import openapi as jobs_openapi
 from app.kit.answers import error_answer
 from app.kit.body_limit import BodyLimitMiddleware
 from app.kit.db import Database, DatabaseUnavailableError
+from app.kit.openapi import FAILURES, describe
 from app.kit.request_id import RequestIdMiddleware
 from app.ledger import endpoints as ledger_endpoints
 from app.queue import Waker
 from app.results import endpoints as results_endpoints
+from app.results import openapi as results_openapi
 from app.results.captured import CapturedRows
 from app.settings import Settings
 from app.storage import open_store
 from app.vectors import endpoints as vectors_endpoints
+from app.vectors import openapi as vectors_openapi
 
 log = logging.getLogger(__name__)
 
@@ -48,11 +55,20 @@ ROUTERS = (
     results_endpoints.router,
     vectors_endpoints.router,
     completions_endpoints.router,
+    tokenize.router,
     catalog_endpoints.router,
     ledger_endpoints.router,
     limits_endpoints.router,
     health.router,
 )
+# What the OpenAPI document calls things.
+SCHEMAS = {
+    **catalog_openapi.SCHEMAS,
+    **completions_openapi.SCHEMAS,
+    **jobs_openapi.SCHEMAS,
+    **results_openapi.SCHEMAS,
+    **vectors_openapi.SCHEMAS,
+}
 
 
 def create_app(settings: Settings) -> FastAPI:
@@ -66,7 +82,8 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     for router in ROUTERS:
-        app.include_router(router, dependencies=[Depends(_refuse_nul)])
+        app.include_router(router, dependencies=[Depends(_refuse_nul)], responses=FAILURES)
+    describe(app, SCHEMAS)
     # Added last is outermost: every answer has an id, a 413 too.
     app.add_middleware(BodyLimitMiddleware, bytes_max=settings.limits.body_bytes)
     app.add_middleware(RequestIdMiddleware)

@@ -20,6 +20,11 @@ class Limits(BaseModel):
     json_depth: int = Field(32, description="Deepest nesting of a JSON body.")
     requests_per_job: int = Field(200_000, description="Most requests of one Job.")
     prompt_bytes: int = Field(10 * 1024**2, description="Largest prompt text, in UTF-8 bytes.")
+    tokenize_bytes: int = Field(
+        512 * 1024,
+        description="Most UTF-8 bytes of texts, or token ids, that one POST /v1/tokenize takes.",
+    )
+    tokenize_prompts: int = Field(256, description="Most prompts of one POST /v1/tokenize.")
     vectors_per_request: int = Field(8, description="Most Steering vectors of one request.")
     vector_numbers: int = Field(
         2_097_152, description="Most numbers in all vectors of one request, each position counted."

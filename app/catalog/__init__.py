@@ -3,6 +3,6 @@
 from app.catalog.catalog import Catalog, load_catalog
 from app.catalog.models_file import CatalogError
 from app.catalog.served import ServedModel
-from app.catalog.tokenizer import Tokenizer
+from app.catalog.tokenizer import Tokenizer, Tokens
 
-__all__ = ["Catalog", "CatalogError", "ServedModel", "Tokenizer", "load_catalog"]
+__all__ = ["Catalog", "CatalogError", "ServedModel", "Tokenizer", "Tokens", "load_catalog"]

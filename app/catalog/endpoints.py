@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 
 from app.accounts.access import CallerDep
 from app.catalog.deps import CatalogDep
+from app.catalog.openapi import LIST_MODELS, READ_MODEL
 from app.catalog.queue_state import IDLE, QueueState, queue_states
 from app.catalog.served import ServedModel
 from app.kit.answers import json_answer
@@ -16,7 +17,7 @@ from app.settings import Limits
 router = APIRouter(tags=["models"])
 
 
-@router.get("/v1/models")
+@router.get("/v1/models", **LIST_MODELS)
 def get_models(
     caller: CallerDep, catalog: CatalogDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
@@ -30,7 +31,7 @@ def get_models(
     return json_answer(list_page(items, has_more=False))
 
 
-@router.get("/v1/models/{name:path}")
+@router.get("/v1/models/{name:path}", **READ_MODEL)
 def get_model(
     name: str, caller: CallerDep, catalog: CatalogDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:

@@ -9,6 +9,7 @@ share one.
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,19 @@ from app.catalog.models_file import CatalogError
 # A batch runs on all cores at once and its intermediate objects are about 100 times larger than
 # the ids, so a Job's prompts go through in slices.
 SLICE_TEXTS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A text as its tokens; `ids` and `offsets` run side by side.
+
+    An offset is [start, end) in characters of the text. Tokens that share one character have
+    offsets that overlap there. A character whose bytes the vocabulary lacks is dropped, and the
+    offsets beside it are the library's guess. None stands for an added token: BOS or EOS.
+    """
+
+    ids: list[int]
+    offsets: list[tuple[int, int] | None]
 
 
 class Tokenizer:
@@ -58,6 +72,12 @@ class Tokenizer:
             encoded = self._core.encode_batch_fast(part, add_special_tokens=add_special_tokens)
             ids.extend(item.ids for item in encoded)
         return ids
+
+    def encode_places(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
+        """Turn text into token ids, and say which characters each token stands for."""
+        encoding = self._core.encode(text, add_special_tokens=add_special_tokens)
+        places = zip(encoding.offsets, encoding.special_tokens_mask, strict=True)
+        return Tokens(encoding.ids, [None if added else offset for offset, added in places])
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
         """Turn token ids into text."""

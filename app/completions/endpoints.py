@@ -5,11 +5,17 @@ from typing import NoReturn
 from fastapi import APIRouter
 
 from app.errors import InvalidRequestError
+from app.kit.openapi import answer, documented, ref
 
 router = APIRouter(tags=["completions"])
 
 
-@router.post("/v1/chat/completions", response_model=None)
+@router.post(
+    "/v1/chat/completions",
+    response_model=None,
+    status_code=400,
+    **documented({400: answer("Why not, and what to do instead.", ref("Error"))}),
+)
 def create_chat_completion() -> NoReturn:
     """Say that chat is not offered."""
     msg = (

@@ -10,18 +10,20 @@ from fastapi.concurrency import run_in_threadpool
 from app.accounts.access import Caller, require
 from app.catalog.deps import CatalogDep
 from app.errors import InvalidRequestError, NotFoundError
+from app.jobs import openapi
+from app.jobs.errors import no_job
 from app.jobs.idempotency import StoredAnswer, find_answer, read_key
 from app.jobs.intake import load_named_vectors, prepare_job, store_job
 from app.jobs.lifecycle import cancel_job as cancel
 from app.jobs.progress import JobView, job_object, list_jobs, view_job
 from app.jobs.references import ReadCaptured, wanted_rows
-from app.jobs.requests import find_request, index_of, list_requests
+from app.jobs.requests import find_request, index_of, list_requests, read_index
 from app.jobs.schemas import read_order
 from app.jobs.states import JOB_TERMINAL, JobState, RequestState
 from app.kit.answers import json_answer
 from app.kit.db import Conn, Database
 from app.kit.deps import BodyDep, DatabaseDep, SettingsDep
-from app.kit.ids import parse_id
+from app.kit.ids import parse_id, public_id
 from app.kit.json_body import read_object
 from app.kit.pages import PageQuery, list_page, page_query, unknown_cursor, whole_number
 
@@ -33,7 +35,7 @@ WAITERS_MAX = 200  # long polls of one process; more get the present state at on
 WAIT_POLL_SECONDS = (0.1, 1.0)  # first and longest pause between two looks of a long poll
 
 
-@router.post("/v1/jobs", status_code=202)
+@router.post("/v1/jobs", status_code=202, **openapi.CREATE_JOB)
 def create_job(
     request: Request,
     caller: Writer,
@@ -75,7 +77,7 @@ def create_job(
     return _accepted(answer, replayed=replayed)
 
 
-@router.get("/v1/jobs")
+@router.get("/v1/jobs", **openapi.LIST_JOBS)
 def get_jobs(
     request: Request, caller: Reader, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
@@ -103,7 +105,7 @@ def get_jobs(
     return json_answer(list_page(items, has_more=len(views) > page.limit))
 
 
-@router.get("/v1/jobs/{job_id}")
+@router.get("/v1/jobs/{job_id}", **openapi.READ_JOB)
 async def get_job(
     job_id: str, request: Request, caller: Reader, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
@@ -121,7 +123,7 @@ async def get_job(
     return json_answer(job_object(view), headers=headers)
 
 
-@router.post("/v1/jobs/{job_id}/cancel")
+@router.post("/v1/jobs/{job_id}/cancel", **openapi.CANCEL_JOB)
 def cancel_job(job_id: str, caller: Writer, database: DatabaseDep) -> Response:
     """Cancel a Job; repeatable, and a finished Job stays as it is."""
     found = _job_id(job_id)
@@ -129,7 +131,7 @@ def cancel_job(job_id: str, caller: Writer, database: DatabaseDep) -> Response:
     return json_answer(job_object(_view(database, caller.account_id, found)))
 
 
-@router.get("/v1/jobs/{job_id}/requests")
+@router.get("/v1/jobs/{job_id}/requests", **openapi.LIST_REQUESTS)
 def get_requests(
     job_id: str, request: Request, caller: Reader, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
@@ -161,16 +163,21 @@ def get_requests(
     return json_answer(list_page(items[: page.limit], has_more=len(items) > page.limit))
 
 
-@router.get("/v1/jobs/{job_id}/requests/{index}")
+@router.get("/v1/jobs/{job_id}/requests/{index}", **openapi.READ_REQUEST)
 def get_request(job_id: str, index: str, caller: Reader, database: DatabaseDep) -> Response:
     """Read one request of a Job: what it asked for, where it stands, its Hold."""
     found = _job_id(job_id)
     _view(database, caller.account_id, found)
-    is_number = index.isascii() and index.isdecimal() and len(index) < 10
-    item = database.run(lambda conn: find_request(conn, found, int(index))) if is_number else None
+    number = read_index(index)
+    item = None
+    if number is not None:
+        item = database.run(lambda conn: find_request(conn, found, number))
     if item is None:
-        msg = f"The Job has no request {index[:40]!r}."
-        raise NotFoundError(msg)
+        msg = (
+            f"The Job has no request {index[:40]!r}; requests are numbered 0, 1, 2, … without "
+            "leading zeros."
+        )
+        raise NotFoundError(msg, param="index")
     return json_answer(item)
 
 
@@ -199,19 +206,15 @@ async def _wait_for_change(request: Request, view: JobView, known: str, seconds:
 def _view(database: Database, account_id: UUID, job_id: UUID) -> JobView:
     view = database.run(lambda conn: view_job(conn, account_id, job_id))
     if view is None:
-        raise _no_job()
+        raise no_job(public_id("job", job_id))
     return view
 
 
 def _job_id(text: str) -> UUID:
     job_id = parse_id("job", text)
     if job_id is None:
-        raise _no_job()
+        raise no_job(text)
     return job_id
-
-
-def _no_job() -> NotFoundError:
-    return NotFoundError("There is no such Job, or it belongs to another account.")
 
 
 def _accepted(answer: StoredAnswer, *, replayed: bool) -> Response:

@@ -1,9 +1,14 @@
-"""Errors of intake: one answer that lists what is wrong in many requests."""
+"""Errors of Jobs: the one that lists what is wrong in many requests, and that there is no Job."""
 
 from typing import Any
 
 from app.completions.problems import Problem
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, NotFoundError
+
+
+def no_job(job_id: str) -> NotFoundError:
+    """Make the error for an id that names no Job of the account; every route says the same."""
+    return NotFoundError(f"There is no Job {job_id[:100]!r} in this account.", param="job_id")
 
 
 class InvalidJobError(InvalidRequestError):

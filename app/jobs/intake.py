@@ -90,8 +90,10 @@ def prepare_job(
     first_with: dict[str, int] = {}
     captures = CaptureNames()
     batch: list[Item] = []
+    room = limits.job_spec_bytes
 
     def check_batch() -> None:
+        nonlocal room
         start = len(lines)
         outcomes = validator.check([item.body for item in batch])
         for index, (item, outcome) in enumerate(zip(batch, outcomes, strict=True), start):
@@ -102,11 +104,13 @@ def prepare_job(
                 names.update(vector_names(spec.interventions, spec.captures))
                 report.add(index, captures.problems(index, spec.captures))
                 lines.append(_line(item, spec, model))
+                room -= len(lines[-1].spec)
+                if room < 0:  # at once: what a few kilobytes of defaults become may be gigabytes
+                    raise _too_large(limits)
             else:
                 report.add(index, outcome)
                 lines.append(_NO_LINE)
         batch.clear()
-        _refuse_too_large(lines, limits)
 
     for item in read_items(order, limits):
         batch.append(item)
@@ -117,14 +121,12 @@ def prepare_job(
     return PreparedJob(order, model, lines, validator.vectors, names)
 
 
-def _refuse_too_large(lines: Iterable[Line], limits: Limits) -> None:
-    size = sum(len(line.spec) for line in lines)
-    if size > limits.job_spec_bytes:
-        msg = (
-            f"The Job's requests fill more than {limits.job_spec_bytes} bytes with defaults "
-            "merged into each. Send fewer requests, or fewer positions and interventions in each."
-        )
-        raise InvalidRequestError(msg, param="requests", code="job_too_large")
+def _too_large(limits: Limits) -> InvalidRequestError:
+    msg = (
+        f"The Job's requests fill more than {limits.job_spec_bytes} bytes with defaults "
+        "merged into each. Send fewer requests, or fewer positions and interventions in each."
+    )
+    return InvalidRequestError(msg, param="requests", code="job_too_large")
 
 
 def load_named_vectors(

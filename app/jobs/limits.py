@@ -3,6 +3,7 @@
 from fastapi import APIRouter, Response
 
 from app.accounts.access import CallerDep
+from app.jobs.openapi import LIMITS
 from app.kit.answers import json_answer
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep, SettingsDep
@@ -11,7 +12,7 @@ from app.settings import Limits
 router = APIRouter(tags=["limits"])
 
 
-@router.get("/v1/limits")
+@router.get("/v1/limits", **LIMITS)
 def get_limits(caller: CallerDep, database: DatabaseDep, settings: SettingsDep) -> Response:
     """List the caps, and what the account uses of those that count something alive."""
 

@@ -85,13 +85,17 @@ def request_id(job_id: UUID, index: int) -> str:
     return f"{public_id('job', job_id)}-{index}"
 
 
+def read_index(text: str) -> int | None:
+    """Read the index of a request; None unless it is written as lists write it."""
+    # isdecimal alone would let other scripts' digits and leading zeros through.
+    is_number = text.isascii() and text.isdecimal() and len(text) < 10
+    return int(text) if is_number and str(int(text)) == text else None
+
+
 def index_of(job_id: UUID, name: str) -> int | None:
     """Read the index from a request's name; None when it is not one of this Job."""
     prefix, _, digits = name.rpartition("-")
-    is_number = digits.isascii() and digits.isdecimal() and len(digits) < 10
-    if prefix != public_id("job", job_id) or not is_number:
-        return None
-    return int(digits)
+    return read_index(digits) if prefix == public_id("job", job_id) else None
 
 
 def _request_object(job_id: UUID, row: dict[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from app.kit.answers import json_answer
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep
 from app.kit.ids import public_id
+from app.ledger.openapi import READ_USAGE
 from app.ledger.usage import account_usage, open_holds
 
 router = APIRouter(tags=["usage"])
@@ -16,7 +17,7 @@ router = APIRouter(tags=["usage"])
 HOLDS_SHOWN_MAX = 100
 
 
-@router.get("/v1/usage")
+@router.get("/v1/usage", **READ_USAGE)
 def get_usage(caller: CallerDep, database: DatabaseDep) -> Response:
     """Say how many tokens there are: granted - charged = balance = available + held."""
 

@@ -14,12 +14,14 @@ from fastapi.responses import RedirectResponse, StreamingResponse
 
 from app.accounts.access import Caller, require
 from app.errors import NotFoundError, RangeError
+from app.jobs.errors import no_job
 from app.jobs.lifecycle import get_job
 from app.jobs.records import Job, PublishedFile
 from app.kit.answers import error_answer
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep
 from app.kit.ids import parse_id
+from app.results import openapi
 from app.results.download import (
     ByteRange,
     UnsatisfiableRangeError,
@@ -40,7 +42,7 @@ ReaderDep = Annotated[Caller, Depends(require("jobs:read"))]
 IfNoneMatch = Annotated[str | None, Header()]
 
 
-@router.get("/manifest")
+@router.get("/manifest", **openapi.MANIFEST)
 @router.head("/manifest", include_in_schema=False)
 def get_manifest(
     job_id: str,
@@ -68,7 +70,7 @@ def get_manifest(
     return Response(content, media_type="application/json", headers=headers)
 
 
-@router.get("/files/{path:path}")
+@router.get("/files/{path:path}", **openapi.FILE)
 @router.head("/files/{path:path}", include_in_schema=False)
 def get_file(
     request: Request,
@@ -128,6 +130,5 @@ def _job_of(conn: Conn, job_id: str, caller: Caller) -> Job:
     number = parse_id("job", job_id)
     job = None if number is None else get_job(conn, number, account_id=caller.account_id)
     if job is None:
-        msg = f"There is no Job {job_id[:100]!r} in this account."
-        raise NotFoundError(msg, param="job_id")
+        raise no_job(job_id)
     return job

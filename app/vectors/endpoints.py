@@ -13,6 +13,7 @@ from app.kit.db import Conn, Database
 from app.kit.deps import BodyDep, DatabaseDep, SettingsDep
 from app.kit.pages import list_page, page_query, unknown_cursor
 from app.steering.vectors import Vector
+from app.vectors import openapi
 from app.vectors.npy import write_npy
 from app.vectors.stored import (
     StoredVector,
@@ -31,7 +32,7 @@ Writer = Annotated[Caller, Depends(require("vectors"))]
 IfNoneMatch = Annotated[str | None, Header()]
 
 
-@router.post("", status_code=201)
+@router.post("", status_code=201, **openapi.CREATE_VECTOR)
 def create_vector(
     request: Request, caller: Writer, *, body: BodyDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
@@ -64,7 +65,7 @@ def create_vector(
     return _stored(answer, replayed=replayed)
 
 
-@router.get("")
+@router.get("", **openapi.LIST_VECTORS)
 def get_vectors(
     request: Request, caller: CallerDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
@@ -87,14 +88,15 @@ def get_vectors(
     return json_answer(list_page(items, has_more=len(found) > page.limit))
 
 
-@router.get("/{vector_id}")
+@router.get("/{vector_id}", **openapi.READ_VECTOR)
 def get_vector(vector_id: str, caller: CallerDep, database: DatabaseDep) -> Response:
     """Describe a vector: shape, dtype, the norm of each row (the first 4,096), largest number."""
     stored, vector = _find(database, caller, vector_id)
     return json_answer({**vector_object(stored), **vector_facts(vector)})
 
 
-@router.get("/{vector_id}/content")
+@router.get("/{vector_id}/content", **openapi.READ_CONTENT)
+@router.head("/{vector_id}/content", include_in_schema=False)
 def get_content(
     vector_id: str, caller: CallerDep, database: DatabaseDep, if_none_match: IfNoneMatch = None
 ) -> Response:
@@ -108,7 +110,7 @@ def get_content(
     return Response(write_npy(vector), media_type="application/x-npy", headers=headers)
 
 
-@router.delete("/{vector_id}")
+@router.delete("/{vector_id}", **openapi.DELETE_VECTOR)
 def delete_vector(vector_id: str, caller: Writer, database: DatabaseDep) -> Response:
     """Delete a vector that no live Job uses."""
     if not database.run(lambda conn: delete_stored(conn, caller.account_id, vector_id)):

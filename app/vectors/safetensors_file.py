@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
+import orjson
 
 from app.completions.problems import RefusedError, is_int, shown
 from app.steering.vectors import Vector
@@ -74,6 +75,7 @@ def read_safetensors(data: bytes, name: str | None, numbers_max: int) -> Vector:
 
 def _header(raw: bytes) -> dict[str, Any]:
     try:
+        orjson.loads(raw)  # refuses lone surrogates, which no answer can repeat; json takes them
         header = json.loads(raw.decode("utf-8"), object_pairs_hook=_once)
     except (ValueError, RecursionError):
         header = None

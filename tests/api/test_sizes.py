@@ -1,5 +1,6 @@
 """What a Job may bring along in all: refused as a whole before anything is stored or held."""
 
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -37,6 +38,23 @@ def test_defaults_that_make_a_job_too_large_are_refused(tight: Api) -> None:
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "job_too_large")
     assert tight.numbers() == before
     assert tight.submit(*[{"prompt": [5, 6]}] * 8).status_code == 202
+
+
+def test_a_job_that_grows_too_large_is_refused_before_it_fills_memory(tight: Api) -> None:
+    spans = [[position, position + 1] for position in range(0, 60, 2)]
+    items = [
+        {"op": "add", "layers": [0], "vector": [*ROW[:-1], k], "at": {"spans": spans}}
+        for k in range(1, 17)
+    ]
+    defaults = {"interventions": items, "max_tokens": 60, "stop": ["x" * 1000] * 4}
+    tracemalloc.start()
+    try:
+        answer = tight.submit(*[{"prompt": [5, 6]}] * 4000, defaults=defaults)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert answer.json()["error"]["code"] == "job_too_large"
+    assert peak < 20 * 1024**2  # written out, these requests are 45 MB
 
 
 def test_stored_vectors_beyond_the_limit_are_refused_unread(tight: Api) -> None:

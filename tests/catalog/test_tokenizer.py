@@ -3,7 +3,7 @@
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer as Core
 from transformers import AutoTokenizer
@@ -58,6 +58,44 @@ def test_a_batch_gives_the_same_ids_in_order(smol_pair):
     texts = [f"text number {number}" for number in range(SLICE_TEXTS + 3)]
     assert ours.encode_batch(texts) == [ours.encode(text) for text in texts]
     assert ours.encode_batch([]) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(texts=st.lists(TEXT, min_size=1, max_size=5), add=st.booleans())
+def test_places_have_the_ids_of_a_batch_and_the_offsets_of_transformers(smol_pair, texts, add):
+    ours, reference = smol_pair
+    batch = ours.encode_batch(texts, add_special_tokens=add)
+    for text, ids in zip(texts, batch, strict=True):
+        tokens = ours.encode_places(text, add_special_tokens=add)
+        assert tokens.ids == ids
+        wanted = reference(text, add_special_tokens=add, return_offsets_mapping=True)
+        assert tokens.offsets == [tuple(pair) for pair in wanted["offset_mapping"]]
+
+
+@settings(max_examples=100, deadline=None)
+@given(text=TEXT)
+def test_places_cover_a_text_in_order_when_no_byte_of_it_lacks_a_token(smol_pair, text):
+    ours, _ = smol_pair
+    tokens = ours.encode_places(text)
+    # SmolLM2's vocabulary lacks some bytes that text seldom holds; it drops them.
+    assume(ours.decode(tokens.ids) == text)
+    covered = 0
+    for start, end in tokens.offsets:
+        assert start <= covered <= end
+        assert start < end
+        covered = end
+    assert covered == len(text)
+
+
+@pytest.mark.parametrize("text", [*PROBES, "w3 w4  unknown w255", "<s> w9 </s>", ""])
+def test_the_tiny_llama_has_no_place_for_the_bos_that_it_adds(tiny_llama, text):
+    ours, reference = Tokenizer(tiny_llama), AutoTokenizer.from_pretrained(tiny_llama)
+    tokens = ours.encode_places(text)
+    assert tokens.ids == ours.encode(text)
+    assert tokens.offsets[0] is None
+    wanted = reference(text, add_special_tokens=False, return_offsets_mapping=True)
+    assert tokens.offsets[1:] == [tuple(pair) for pair in wanted["offset_mapping"]]
+    assert ours.encode_places(text, add_special_tokens=False).offsets == tokens.offsets[1:]
 
 
 @pytest.mark.parametrize("add_bos", [True, False])

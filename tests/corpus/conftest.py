@@ -14,6 +14,7 @@ from app.settings import Limits
 from app.stack.postgres import EmbeddedPostgres
 from app.stack.redis import EmbeddedRedis
 from tests.fixtures.api import Api, a_key, settings_for
+from tests.fixtures.documented import Described
 from tests.fixtures.servers import url_of
 
 _numbers = itertools.count(1)
@@ -44,6 +45,8 @@ def shared_api(
     database = Database(url)
     account_id, key = a_key(database)
     headers = {"authorization": f"Bearer {key}", "content-type": "application/json"}
-    with TestClient(create_app(settings), headers=headers, raise_server_exceptions=False) as client:
+    app = create_app(settings)
+    with TestClient(app, headers=headers, raise_server_exceptions=False) as client:
+        client.event_hooks["response"].append(Described(app))
         yield Api(client, database, account_id, key)
     database.close()

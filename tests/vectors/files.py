@@ -140,6 +140,8 @@ BAD_SAFETENSORS = [
     Bad("a header with text behind it", framed(b"{}x"), "not a JSON object"),
     Bad("a giant number", framed(b'{"v": ' + b"9" * 100_000 + b"}"), "not a JSON object"),
     Bad("a name twice", framed(b'{"v": 1, "v": 2}'), "comes twice"),
+    Bad("half a character as a dtype", one_tensor({**PLAIN, "dtype": "\ud800"}), "not a JSON"),
+    Bad("half a character as a name", safetensors({"\ud800": ("F32", [1], b"")}), "not a JSON"),
     Bad("no tensor", safetensors({}), "no tensor"),
     Bad("metadata alone", safetensors({}, __metadata__={"a": "b"}), "no tensor"),
     Bad("a tensor that is a number", one_tensor(1), "wrongly"),

@@ -97,7 +97,7 @@ def _rows(capture: Capture, region: CaptureRegion, rows: int, ran: int, dtype: s
         layer: region.data[place, :rows] for place, layer in enumerate(capture.layers)
     }
     if capture.reduce is Reduce.mean:
-        layers = {layer: _mean(values) for layer, values in layers.items()}
+        layers = {layer: _mean(values, dtype) for layer, values in layers.items()}
     return CaptureRows(
         name=capture.name,
         dtype=dtype if capture.reduce is Reduce.none else "float32",
@@ -108,11 +108,12 @@ def _rows(capture: Capture, region: CaptureRegion, rows: int, ran: int, dtype: s
     )
 
 
-def _mean(rows: Stored) -> npt.NDArray[np.float32]:
+def _mean(rows: Stored, dtype: str) -> npt.NDArray[np.float32]:
     """Average rows in float64, [1, width]; none when there are none."""
     if not len(rows):
         return np.zeros((0, rows.shape[1]), dtype=np.float32)
-    mean: npt.NDArray[np.float32] = widened(rows).mean(axis=0, keepdims=True).astype(np.float32)
+    values = widened(rows, dtype)
+    mean: npt.NDArray[np.float32] = values.mean(axis=0, keepdims=True).astype(np.float32)
     return mean
 
 

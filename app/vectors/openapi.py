@@ -1,0 +1,110 @@
+"""What the routes of stored vectors take and answer, for the OpenAPI document."""
+
+from typing import Any, Final
+
+from app.completions.openapi import VECTOR
+from app.jobs.openapi import TEXTS
+from app.kit.openapi import (
+    COUNT,
+    FLAG,
+    IDEMPOTENCY_KEY,
+    JSON,
+    NUMBER,
+    SECONDS,
+    STRING,
+    Schema,
+    answer,
+    closed,
+    documented,
+    items,
+    nullable,
+    page_of,
+    page_queries,
+    query,
+    ref,
+    sendable,
+)
+
+VECTOR_ID: Final[Schema] = {"type": "string", "pattern": "^sv_[0-9a-f]{64}$"}
+_BYTES: Final[Schema] = {"type": "string", "format": "binary"}
+_NUMBERS: Final[Schema] = {
+    "anyOf": [form for form in VECTOR["anyOf"] if form.get("type") != "string"]
+}
+
+_FIELDS: Final[dict[str, Schema]] = {
+    "id": VECTOR_ID,
+    "object": {"const": "steering_vector"},
+    "name": nullable(STRING),
+    "dtype": {"enum": ["float32", "bfloat16"]},
+    "shape": items(COUNT, minItems=1, maxItems=3),
+    "bytes": COUNT,
+    "interned": FLAG,
+    "metadata": TEXTS,
+    "created_at": SECONDS,
+}
+SCHEMAS: Final[dict[str, Schema]] = {
+    "StoredVector": closed(_FIELDS),
+    "StoredVectorWhole": closed(
+        {**_FIELDS, "rows": COUNT, "norms": items(NUMBER), "largest": NUMBER}
+    ),
+    "NewVector": sendable(
+        {"activations": _NUMBERS, "name": STRING, "metadata": TEXTS}, required=("activations",)
+    ),
+}
+
+_FORM: Final[Schema] = {
+    "type": "object",
+    "properties": {
+        "file": _BYTES,
+        "name": STRING,
+        "tensor": STRING,
+        "metadata": {"type": "string", "description": "A JSON object of texts."},
+    },
+    "required": ["file"],
+    "additionalProperties": False,
+}
+CREATE_VECTOR: Final[dict[str, Any]] = documented(
+    {
+        201: answer("The vector is stored.", ref("StoredVector")),
+        200: answer("These numbers were stored before.", ref("StoredVector")),
+    },
+    body={
+        "required": True,
+        "content": {
+            JSON: {"schema": ref("NewVector")},
+            "multipart/form-data": {"schema": _FORM},
+            "application/octet-stream": {"schema": _BYTES},
+            "application/x-npy": {"schema": _BYTES},
+            "application/vnd.safetensors": {"schema": _BYTES},
+        },
+    },
+    parameters=(
+        IDEMPOTENCY_KEY,
+        query("name", STRING, "The vector's name, beside a file."),
+        query("tensor", STRING, "Which tensor of a .safetensors file."),
+    ),
+)
+LIST_VECTORS: Final[dict[str, Any]] = documented(
+    {200: answer("A page of vectors.", page_of(ref("StoredVector")))},
+    parameters=(
+        *page_queries(newest=True),
+        query("interned", FLAG, "true: only those that Jobs brought along; false: uploads."),
+    ),
+)
+READ_VECTOR: Final[dict[str, Any]] = documented(
+    {200: answer("The vector.", ref("StoredVectorWhole"))}
+)
+READ_CONTENT: Final[dict[str, Any]] = documented(
+    {
+        200: answer("A .npy file of float32.", _BYTES, media="application/x-npy"),
+        304: answer("It is as it was."),
+    }
+)
+DELETE_VECTOR: Final[dict[str, Any]] = documented(
+    {
+        200: answer(
+            "The vector is deleted.",
+            closed({"id": VECTOR_ID, "object": {"const": "steering_vector"}, "deleted": FLAG}),
+        )
+    }
+)
