@@ -1,7 +1,7 @@
 """Puts the API together: middleware, routers, and the one place that turns errors into answers.
 
 Everything a process needs is opened when it starts and kept in `app.state`: settings, database,
-store, catalog, waker, captured. Nothing is read or connected at import.
+store, catalog, waker, desk, captured. Nothing is read or connected at import.
 """
 
 import logging
@@ -22,6 +22,7 @@ from app.catalog import openapi as catalog_openapi
 from app.completions import endpoints as completions_endpoints
 from app.completions import openapi as completions_openapi
 from app.completions import tokenize
+from app.completions.waiting import Desk
 from app.errors import (
     ApiError,
     InvalidRequestError,
@@ -103,12 +104,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.store = open_store(settings.object_store)
     app.state.waker = Waker(settings.redis_url)
     app.state.database = Database(settings.database_url, size_max=settings.database_connections)
+    app.state.desk = Desk(app.state.database, settings.redis_url)
     app.state.captured = CapturedRows(
         app.state.database, app.state.store, bytes_max=settings.limits.captured_bytes
     )
     try:
         yield
     finally:
+        await app.state.desk.close()
         app.state.database.close()
         app.state.waker.close()
 

@@ -55,7 +55,7 @@ class Limits(BaseModel):
         description="Most bytes that the requests of a Job may fill once defaults are merged.",
     )
     logprobs: int = Field(100, description="Most logprobs a token, generated or prompt.")
-    choices: int = Field(128, description="Largest n.")
+    choices: int = Field(128, description="Largest n, and most choices of a Completion.")
     stop_strings: int = Field(4, description="Most stop strings.")
     stop_string_chars: int = Field(1000, description="Longest stop string, in characters.")
     custom_id_chars: int = Field(128, description="Longest custom_id, in characters.")
@@ -102,6 +102,9 @@ class Settings(BaseSettings):
     shard_requests_min: int = Field(8, description="Fewest requests a shard is cut to.")
     reproducible_group_requests: int = Field(
         32, ge=1, description="Requests of a group of a reproducible Job; a batch at most."
+    )
+    completion_seconds: float = Field(
+        600.0, gt=0, description="Longest life of a Completion, waiting included, in seconds."
     )
     default_expires_seconds: int = Field(7 * 86400, description="Life of a Job unless it says so.")
     limits: Limits = Limits()

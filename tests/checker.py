@@ -13,6 +13,7 @@ from typing import Any
 import psycopg
 import pyarrow.parquet as pq
 
+from app.completions.states import COMPLETION_MOVES
 from app.jobs.invariants import check_invariants
 from app.jobs.states import JOB_MOVES, REQUEST_MOVES, SHARD_MOVES
 from app.kit.db import Conn, Database
@@ -23,7 +24,12 @@ STORED_REQUEST_MOVES = {
     "pending": REQUEST_MOVES["pending"] | REQUEST_MOVES["running"],
     **{state: moves for state, moves in REQUEST_MOVES.items() if state.is_terminal},
 }
-MOVES = {"job": JOB_MOVES, "request": STORED_REQUEST_MOVES, "shard": SHARD_MOVES}
+MOVES = {
+    "job": JOB_MOVES,
+    "request": STORED_REQUEST_MOVES,
+    "shard": SHARD_MOVES,
+    "completion": COMPLETION_MOVES,
+}
 
 
 def check_everything(database: Database, store: ObjectStore | None = None) -> None:

@@ -3,8 +3,8 @@
     register -> start engine -> prove steering -> ready -> (wake-up -> drain)* -> stop
 
 Threads: the main thread belongs to Celery (solo pool), the engine's event loop has its own, the
-heartbeat has its own, and a small pool does blocking work. The engine is given by the caller
-as a function, so this module runs no matter what computes.
+heartbeat and the listener for Completions have theirs, and small pools do blocking work. The
+engine is given by the caller as a function, so this module runs no matter what computes.
 """
 
 import asyncio
@@ -26,6 +26,7 @@ from app.jobs.workers import register_worker, worker_gone, worker_proved, worker
 from app.kit.db import RETRIED, Database, DatabaseUnavailableError
 from app.kit.ids import new_uuid
 from app.storage import open_store
+from worker.completions import CompletionListener
 from worker.drain import Drain
 from worker.engine.protocol import Engine, EngineDeadError
 from worker.engine.vectors import VectorCache
@@ -73,6 +74,7 @@ class WorkerService:
         self._loop = asyncio.new_event_loop()
         self._engine: Engine | None = None
         self._drain: Drain | None = None
+        self._listener: CompletionListener | None = None
         self._draining = threading.Lock()
         self._last_drain = time.monotonic()
         self._scratch = claim_scratch(settings.scratch_dir)
@@ -106,8 +108,11 @@ class WorkerService:
         self._engine = engine
         self._prove()
         identity = identity.with_engine(engine.facts.engine)
-        self._drain = self._call(self._build_drain(engine, identity))
+        shelf = self._build_shelf()
+        self._drain = self._call(self._build_drain(engine, identity, shelf))
+        self._listener = self._call(self._build_listener(engine, shelf))
         self._database.run(lambda conn: worker_ready(conn, identity, mode=engine.facts.mode))
+        self._loop.call_soon_threadsafe(self._listener.start)
         asyncio.run_coroutine_threadsafe(self._watch_engine(engine), self._loop)
         threading.Thread(target=self._watchdog, name="watchdog", daemon=True).start()
 
@@ -130,6 +135,9 @@ class WorkerService:
     def stop(self) -> None:
         """Stop everything in order; nothing of this worker is left when it returns."""
         self.stopping.request("stopped")
+        if self._listener is not None:
+            listener = self._listener
+            self._quietly(lambda: self._call(listener.finish()))
         self._quietly(lambda: self._database.run(self._mark_gone, attempts=2))
         if self._engine is not None:
             engine = self._engine
@@ -167,7 +175,26 @@ class WorkerService:
         except Exception as error:  # noqa: BLE001 (stopping goes on whatever one step says)
             log.warning("while stopping", extra={"error": repr(error)})
 
-    async def _build_drain(self, engine: Engine, identity: WorkerIdentity) -> Drain:
+    def _build_shelf(self) -> VectorShelf:
+        folder = self._scratch / "vectors"
+        return VectorShelf(
+            self._database, VectorCache(folder), folder, self.settings.vector_cache_bytes
+        )
+
+    async def _build_listener(self, engine: Engine, shelf: VectorShelf) -> CompletionListener:
+        return CompletionListener(
+            self._database,
+            self.settings.redis_url,
+            worker_id=self.worker_id,
+            engine=engine,
+            shelf=shelf,
+            speed=self._speed,
+            stopping=self.stopping,
+        )
+
+    async def _build_drain(
+        self, engine: Engine, identity: WorkerIdentity, shelf: VectorShelf
+    ) -> Drain:
         settings, facts = self.settings, engine.facts
         spool = self._scratch / "spool"
 
@@ -179,12 +206,7 @@ class WorkerService:
             database=self._database,
             store=self._store,
             engine=engine,
-            shelf=VectorShelf(
-                self._database,
-                VectorCache(self._scratch / "vectors"),
-                self._scratch / "vectors",
-                settings.vector_cache_bytes,
-            ),
+            shelf=shelf,
             room=asyncio.Semaphore(max(1, int(facts.max_num_seqs * settings.in_flight_factor))),
             threads=self._threads,
             speed=self._speed,
@@ -250,13 +272,17 @@ class WorkerService:
                 self.die(EXIT_STUCK)
             self._last_drain = time.monotonic()
 
+    def _in_flight(self) -> int:
+        of_jobs = self._drain.requests_in_flight if self._drain else 0
+        return of_jobs + (self._listener.in_flight if self._listener else 0)
+
     def _stats(self) -> WorkerStats:
         rss = resident_bytes()
         if rss > self.settings.rss_bytes_max:
             self.stopping.request("over its memory limit")
         return WorkerStats(
             rss_bytes=rss,
-            requests_running=self._drain.requests_in_flight if self._drain else 0,
+            requests_running=self._in_flight(),
             tokens_per_second=self._speed.tokens_per_second(),
         )
 

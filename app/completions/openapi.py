@@ -211,7 +211,64 @@ _TOKENS: Final[Schema] = closed(
     }
 )
 
+_TENSOR: Final[Schema] = {
+    **_ENCODED,
+    "description": "Rows [layers, positions, width]; named captures say layers and positions too.",
+    "properties": {
+        **_ENCODED["properties"],
+        "shape": items(COUNT),
+        "layers": IDS,
+        "positions": IDS,
+    },
+}
+
+_CHOICE: Final[Schema] = closed(
+    {
+        "index": COUNT,
+        "text": STRING,
+        "logprobs": nullable(
+            closed(
+                {
+                    "tokens": items(STRING),
+                    "token_logprobs": items(nullable(NUMBER)),
+                    "top_logprobs": items(nullable({"type": "object"})),
+                    "text_offset": IDS,
+                }
+            )
+        ),
+        "finish_reason": {"enum": ["stop", "length"]},
+        "stop_reason": nullable({"anyOf": [STRING, COUNT]}),
+        "prompt_token_ids": IDS,
+        "token_ids": IDS,
+        "prompt_logprobs": items(nullable({"type": "array"})),
+    },
+    optional=frozenset({"prompt_token_ids", "token_ids", "prompt_logprobs"}),
+)
+
+_COMPLETION: Final[Schema] = closed(
+    {
+        "id": {"type": "string", "pattern": "^cmpl-[0-9a-f]{32}$"},
+        "object": {"const": "text_completion"},
+        "created": COUNT,
+        "model": STRING,
+        "choices": items(_CHOICE, minItems=1),
+        "usage": closed(
+            {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
+        ),
+        "activations": closed(
+            {
+                "residual_stream": _TENSOR,
+                "captures": {"type": "object", "additionalProperties": _TENSOR},
+            },
+            optional=frozenset({"residual_stream", "captures"}),
+        ),
+        "warnings": items(STRING),
+    },
+    optional=frozenset({"activations", "warnings"}),
+)
+
 SCHEMAS: Final[dict[str, Schema]] = {
+    "Completion": _COMPLETION,
     "EncodedVector": _ENCODED,
     "At": _AT,
     "SteeringVector": _STEERING_VECTOR,

@@ -9,6 +9,7 @@ from fastapi.concurrency import run_in_threadpool
 
 from app.accounts.access import Caller, require
 from app.catalog.deps import CatalogDep
+from app.completions.references import ReadCaptured
 from app.errors import InvalidRequestError, NotFoundError
 from app.jobs import openapi
 from app.jobs.errors import no_job
@@ -16,7 +17,7 @@ from app.jobs.idempotency import StoredAnswer, find_answer, read_key
 from app.jobs.intake import load_named_vectors, prepare_job, store_job
 from app.jobs.lifecycle import cancel_job as cancel
 from app.jobs.progress import JobView, job_object, list_jobs, view_job
-from app.jobs.references import ReadCaptured, wanted_rows
+from app.jobs.references import wanted_rows
 from app.jobs.requests import find_request, index_of, list_requests, read_index
 from app.jobs.schemas import read_order
 from app.jobs.states import JOB_TERMINAL, JobState, RequestState

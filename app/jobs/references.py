@@ -1,48 +1,21 @@
-"""What an order refers to: stored vectors by name, and captured rows of other Jobs.
+"""What the requests of an order refer to (see app.completions.references)."""
 
-Only names are collected, so that all of them can be read at once before validation; what is
-malformed is left out here and refused by the validator.
-"""
+from collections.abc import Iterator
+from typing import Any
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from typing import Any, TypeAlias
-from uuid import UUID
-
-from app.completions.problems import RefusedError
-from app.completions.rows_of import RowsOf, read_positions, read_rows_of
+from app.completions import references
+from app.completions.rows_of import RowsOf
 from app.jobs.schemas import JobOrder
-from app.steering.vectors import Vector, digest_of
-
-# Reads captured rows for an account: each reference's rows, or why there are none.
-ReadCaptured: TypeAlias = Callable[[UUID, Collection[RowsOf]], Mapping[RowsOf, Vector | str]]
 
 
 def named_vectors(order: JobOrder) -> set[str]:
     """Collect the names of stored vectors that an order uses."""
-    names: set[str] = set()
-    for body in _bodies(order):
-        for item in (*_objects(body, "apply_steering_vectors"), *_objects(body, "interventions")):
-            names.update(_names(item.get("vector")))
-            names.update(_names(item.get("vectors")))
-        for item in _objects(body, "captures"):
-            reduce = item.get("reduce")
-            if isinstance(reduce, dict):
-                names.update(_names(reduce.get("project")))
-    return names
+    return references.named_vectors(_bodies(order))
 
 
 def wanted_rows(order: JobOrder) -> set[RowsOf]:
     """Collect the captured rows that an order copies."""
-    wanted: set[RowsOf] = set()
-    for body in _bodies(order):
-        for item in _objects(body, "interventions"):
-            sent = item.get("from")
-            if sent is not None:
-                try:
-                    wanted.add(read_rows_of(sent, _positions(item.get("at"))))
-                except RefusedError:
-                    continue
-    return wanted
+    return references.wanted_rows(_bodies(order))
 
 
 def _bodies(order: JobOrder) -> Iterator[dict[str, Any]]:
@@ -52,22 +25,3 @@ def _bodies(order: JobOrder) -> Iterator[dict[str, Any]]:
             body = sent.get("body", sent)
             if isinstance(body, dict):
                 yield body
-
-
-def _objects(body: dict[str, Any], field: str) -> list[dict[str, Any]]:
-    items = body.get(field)
-    return [item for item in items if isinstance(item, dict)] if isinstance(items, list) else []
-
-
-def _names(sent: Any) -> Iterator[str]:
-    items = sent if isinstance(sent, list) else (sent,)
-    if items and isinstance(items[0], int | float):
-        return  # the numbers of a vector: there may be millions
-    for item in items:
-        if isinstance(item, str) and digest_of(item) is not None:
-            yield item
-
-
-def _positions(at: Any) -> tuple[int, ...] | None:
-    positions = at.get("positions") if isinstance(at, dict) else None
-    return None if positions is None else read_positions(positions)

@@ -79,16 +79,51 @@ def place_holds(
         "UPDATE jobs SET tokens_held = tokens_held + %s WHERE id = %s AND account_id = %s",
         [needed, job_id, account_id],
     )
-    placed = conn.execute(
-        """
-        UPDATE accounts SET held = held + %(needed)s
-        WHERE id = %(account_id)s AND balance - held >= %(needed)s AND holds_stopped_at IS NULL
-        """,
-        {"needed": needed, "account_id": account_id},
-    )
-    if placed.rowcount == 0:
-        raise _why_refused(conn, account_id, needed)
+    _reserve(conn, account_id, needed)
     return needed
+
+
+def place_completion_hold(conn: Conn, account_id: UUID, completion_id: UUID, amount: int) -> None:
+    """Reserve tokens for one Completion; the last statement of the transaction.
+
+    Raises InsufficientTokensError or UnavailableError, as `place_holds` does.
+    """
+    conn.execute(
+        """
+        INSERT INTO holds (account_id, completion_id, version, amount) VALUES (%s, %s, 1, %s)
+        """,
+        [account_id, completion_id, amount],
+    )
+    _reserve(conn, account_id, amount)
+
+
+def resolve_completion_hold(conn: Conn, completion_id: UUID, tokens: int | None) -> None:
+    """Charge a Completion `tokens` = P + the sum of G, or release it in full when None.
+
+    The last statement of the transaction. Raises LedgerMismatchError when it has no Hold,
+    UniqueViolation when that was resolved before.
+    """
+    row = conn.execute(
+        """
+        WITH written AS (
+            INSERT INTO entries (account_id, kind, amount, hold_id, clipped)
+            SELECT account_id,
+                CASE WHEN %(tokens)s::bigint IS NULL THEN 'release' ELSE 'settle' END,
+                least(%(tokens)s::bigint, amount), id,
+                greatest(coalesce(%(tokens)s::bigint, 0) - amount, 0)
+            FROM holds WHERE completion_id = %(completion_id)s
+        )
+        SELECT account_id, amount AS held,
+            CASE WHEN %(tokens)s::bigint IS NULL THEN 0
+                ELSE least(%(tokens)s::bigint, amount) END AS charged
+        FROM holds WHERE completion_id = %(completion_id)s
+        """,
+        {"tokens": tokens, "completion_id": completion_id},
+    ).fetchone()
+    if row is None:
+        msg = f"Completion {completion_id} ended, but it has no Hold"
+        raise LedgerMismatchError(msg)
+    apply_resolution(conn, row["account_id"], Resolution(1, row["held"], row["charged"]))
 
 
 def settle_holds(
@@ -204,6 +239,19 @@ def stop_holds(conn: Conn, account_id: UUID, reason: str) -> bool:
         [reason, account_id],
     )
     return stopped.rowcount == 1
+
+
+def _reserve(conn: Conn, account_id: UUID, needed: int) -> None:
+    """Take tokens out of what the account has available; raise when it has too few."""
+    placed = conn.execute(
+        """
+        UPDATE accounts SET held = held + %(needed)s
+        WHERE id = %(account_id)s AND balance - held >= %(needed)s AND holds_stopped_at IS NULL
+        """,
+        {"needed": needed, "account_id": account_id},
+    )
+    if placed.rowcount == 0:
+        raise _why_refused(conn, account_id, needed)
 
 
 def _checked(row: dict[str, int] | None, expected: int, job_id: UUID) -> Resolution:

@@ -119,10 +119,11 @@ LEDGER_INVARIANTS = (
         LEFT JOIN requests ON requests.job_id = holds.job_id
             AND requests.request_index = holds.request_index
         LEFT JOIN entries ON entries.hold_id = holds.id
-        WHERE requests.job_id IS NULL OR jobs.account_id IS DISTINCT FROM holds.account_id
+        WHERE holds.completion_id IS NULL AND (
+            requests.job_id IS NULL OR jobs.account_id IS DISTINCT FROM holds.account_id
             OR (entries.id IS NOT NULL AND entries.account_id <> holds.account_id)
             OR holds.version > requests.version
-            OR (holds.version < requests.version AND entries.id IS NULL)
+            OR (holds.version < requests.version AND entries.id IS NULL))
         """,
     ),
     Invariant(
@@ -182,6 +183,40 @@ LEDGER_INVARIANTS = (
         FROM information_schema.columns
         WHERE table_schema = 'public' AND table_name IN ('accounts', 'holds', 'entries')
             AND data_type IN ('real', 'double precision', 'numeric', 'money')
+        """,
+    ),
+    Invariant(
+        "L11",
+        "a Completion has one Hold of its account: open until it ends, then resolved as it ended",
+        """
+        SELECT completions.id::text AS subject,
+            format('%s, Hold %s of %s, resolved by %s', state, holds.id, holds.amount,
+                coalesce(entries.kind, 'nothing')) AS detail
+        FROM completions
+        LEFT JOIN holds ON holds.completion_id = completions.id
+        LEFT JOIN entries ON entries.hold_id = holds.id
+        WHERE holds.id IS NULL OR holds.account_id <> completions.account_id
+            OR holds.amount <> tokens_held
+            OR (entries.id IS NOT NULL AND entries.account_id <> completions.account_id)
+            OR entries.kind IS DISTINCT FROM CASE WHEN finished_at IS NULL THEN NULL
+                WHEN completion_tokens IS NULL THEN 'release' ELSE 'settle' END
+        """,
+    ),
+    Invariant(
+        "L12",
+        "a Completion is charged prompt + completion tokens, clipped to its Hold",
+        """
+        SELECT completions.id::text AS subject,
+            format('charged %s, row says %s, clipped %s, Hold %s, tokens %s + %s', entries.amount,
+                tokens_charged, clipped, holds.amount, prompt_tokens, completion_tokens) AS detail
+        FROM completions
+        JOIN holds ON holds.completion_id = completions.id
+        JOIN entries ON entries.hold_id = holds.id
+        WHERE (entries.kind = 'release'
+                AND (entries.amount <> holds.amount OR tokens_charged IS DISTINCT FROM 0))
+            OR (entries.kind = 'settle' AND (entries.amount IS DISTINCT FROM tokens_charged
+                OR entries.amount + clipped IS DISTINCT FROM prompt_tokens + completion_tokens
+                OR (clipped > 0 AND entries.amount <> holds.amount)))
         """,
     ),
 )

@@ -1,7 +1,7 @@
 """The read side of the ledger: what an account has, holds, was charged and got back.
 
-Sums come from the Jobs' own counters (a few rows an account), not from millions of entries; the
-invariants prove that both agree.
+Sums come from the counters of Jobs and Completions, not from millions of entries; the invariants
+prove that both agree.
 """
 
 from dataclasses import dataclass
@@ -43,11 +43,18 @@ def account_usage(conn: Conn, account_id: UUID) -> AccountUsage:
             (SELECT coalesce(sum(CASE kind WHEN 'grant' THEN amount ELSE -amount END), 0)::bigint
                 FROM entries
                 WHERE account_id = accounts.id AND kind IN ('grant', 'reversal')) AS granted,
-            (SELECT coalesce(sum(tokens_charged), 0)::bigint
-                FROM jobs WHERE account_id = accounts.id) AS charged,
-            (SELECT coalesce(sum(tokens_released), 0)::bigint
-                FROM jobs WHERE account_id = accounts.id) AS released
-        FROM accounts WHERE id = %s
+            jobs_charged + completions_charged AS charged,
+            jobs_released + completions_released AS released
+        FROM accounts, LATERAL (
+            SELECT coalesce(sum(tokens_charged), 0)::bigint AS jobs_charged,
+                coalesce(sum(tokens_released), 0)::bigint AS jobs_released
+            FROM jobs WHERE account_id = accounts.id
+        ) AS of_jobs, LATERAL (
+            SELECT coalesce(sum(tokens_charged), 0)::bigint AS completions_charged,
+                coalesce(sum(tokens_held - tokens_charged), 0)::bigint AS completions_released
+            FROM completions WHERE account_id = accounts.id
+        ) AS of_completions
+        WHERE id = %s
         """,
         [account_id],
     ).fetchone()

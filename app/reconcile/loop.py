@@ -78,6 +78,7 @@ def all_steps(database: Database, store: ObjectStore, waker: steps.SupportsWake)
     return [
         Step("end_silent_sessions", partial(steps.end_silent_sessions, database)),
         Step("expire_leases", partial(steps.expire_leases, database)),
+        Step("end_completions", partial(steps.end_completions, database)),
         Step("expire_jobs", partial(steps.expire_jobs, database)),
         Step(
             "finish_jobs",

@@ -13,6 +13,7 @@ from uuid import UUID
 
 import psycopg
 
+from app.completions.records import end_overdue
 from app.jobs import claims, workers
 from app.jobs.invariants import check_invariants
 from app.jobs.lifecycle import due_jobs, expire_job, finishable_jobs
@@ -85,6 +86,18 @@ def expire_jobs(database: Database) -> int:
         with database.transaction() as conn:
             expired += expire_job(conn, job_id)
     return expired
+
+
+def end_completions(database: Database) -> int:
+    """End Completions whose time is over or whose worker is lost; count them."""
+    total = 0
+    for _ in range(ROUNDS_MAX):
+        with database.transaction() as conn:
+            ended = end_overdue(conn)
+        if not ended:
+            break
+        total += ended
+    return total
 
 
 def finish_jobs(database: Database, finalize: Callable[[UUID], object]) -> int:

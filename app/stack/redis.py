@@ -17,7 +17,7 @@ from app.stack.socket_folder import new_socket_folder
 
 START_SECONDS_MAX = 10.0
 STOP_SECONDS_MAX = 5.0
-MEMORY_MAX = "64mb"
+MEMORY_MAX = "512mb"  # answers of Completions pass through; one with captures may have 43 MiB
 SOCKET_NAME = "redis.sock"
 
 

@@ -44,10 +44,16 @@ class StubEngine:
         return self._facts
 
     async def run(
-        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
+        self,
+        key: str,
+        spec: RequestSpec,
+        *,
+        salt: str,
+        group: Group | None = None,
+        urgent: bool = False,
     ) -> Outcome:
         """Answer after a moment; misbehave if the prompt says so."""
-        del key, salt, group
+        del key, salt, group, urgent
         self._check()
         await asyncio.sleep(self._seconds)
         first = spec.prompt_token_ids[0]

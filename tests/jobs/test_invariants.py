@@ -2,11 +2,13 @@
 
 import pytest
 
+from app.completions.records import claim_completion, store_completion, succeed_completion
 from app.jobs.claims import finish_shard
 from app.jobs.invariants import INVARIANTS, check_invariants
 from app.jobs.lifecycle import begin_finalizing, complete_job, expire_job
+from app.kit.ids import new_uuid
 from tests.checker import illegal_moves
-from tests.fixtures.builders import errored, succeeded
+from tests.fixtures.builders import a_spec, errored, succeeded
 from tests.fixtures.parts import named_part
 
 DROP = "ALTER TABLE %s DROP CONSTRAINT %s; "
@@ -34,6 +36,10 @@ BREAKS = {
     "L9": DROP % ("jobs", "ck_jobs_terminal_is_whole")
     + "UPDATE jobs SET state = 'completed', finished_at = now(), ended_running_at = now()",
     "L10": "ALTER TABLE entries ALTER COLUMN amount TYPE numeric",
+    "L11": UNGUARD
+    + "DELETE FROM entries USING holds WHERE holds.id = hold_id AND completion_id IS NOT NULL"
+    + GUARD,
+    "L12": "UPDATE completions SET tokens_charged = tokens_charged - 1 WHERE state = 'succeeded'",
     "R2": "UPDATE jobs SET n_succeeded = n_succeeded - 1",
     "R2-tokens": "UPDATE jobs SET tokens_charged = tokens_charged + 1",
     "R3": DROP % ("jobs", "ck_jobs_terminal_is_whole")
@@ -52,15 +58,27 @@ BREAKS = {
 }
 
 
+def a_completion(database, builders, worker_id) -> None:
+    """A Completion that succeeded."""
+    account_id, completion_id = builders.an_account(), new_uuid()
+    with database.transaction() as conn:
+        store_completion(
+            conn, account_id, completion_id, model="tiny", specs=[a_spec()], seconds=60
+        )
+        claim_completion(conn, completion_id, worker_id, model="tiny")
+        assert succeed_completion(conn, completion_id, worker_id, 2)
+
+
 @pytest.fixture
 def half_done(database, builders):
-    """A Job of 6: a shard of two finished, one pending, one leased."""
+    """A Job of 6: a shard of two finished, one pending, one leased; and a Completion."""
     builders.an_account()
     job = builders.a_job(requests=6, shard_size=2)
     worker = builders.a_worker()
     shard = builders.a_lease(worker)
     with database.transaction() as conn:
         finish_shard(conn, shard, succeeded([0]) + errored([1]), named_part(shard))
+    a_completion(database, builders, worker.worker_id)
     builders.an_account()
     with database.transaction() as conn:
         assert check_invariants(conn) == []

@@ -25,7 +25,7 @@ ONLY_HERE = {
     "vllm": ("worker.engine",),
     "celery": ("app.queue", "worker.celery_worker", "worker.__main__"),
     "kombu": ("app.queue", "worker.celery_worker"),
-    "redis": ("app.queue", "app.stack.redis", "worker"),
+    "redis": ("app.queue", "app.completions.line", "app.stack.redis", "worker"),
     "alembic": ("app.kit.migrate", "migrations"),
     "sqlalchemy": ("app.kit.migrate", "migrations"),
     "transformers": ("worker",),

@@ -3,6 +3,7 @@
 import ast
 import re
 
+from app.completions.states import COMPLETION_MOVES, CompletionState
 from app.jobs import states
 from tests.rules.source_tree import ROOT, sources
 
@@ -22,12 +23,14 @@ def test_every_state_has_its_moves():
     assert set(states.JOB_MOVES) == set(states.JobState)
     assert set(states.REQUEST_MOVES) == set(states.RequestState)
     assert set(states.SHARD_MOVES) == set(states.ShardState)
+    assert set(COMPLETION_MOVES) == set(CompletionState)
 
 
 def test_the_schema_allows_exactly_the_states_that_are_stored():
     assert _checked_states("jobs") == set(states.JobState)
     assert _checked_states("requests") == set(states.RequestState) - {"running"}
     assert _checked_states("shards") == set(states.ShardState)
+    assert _checked_states("completions") == set(CompletionState)
 
 
 def test_every_state_can_be_reached_and_terminal_is_left_by_retry_alone():

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 R = TypeVar("R")
 SEAT_KEY = "seat"  # of what a request carries into the engine
+URGENT_KEY = "urgent"  # likewise: it goes before those that wait
 _NOTE = "tiller-gave-up"
 # Bounds on what is remembered of groups that are over, or of which no request ever arrived.
 _OVER_MAX = 256

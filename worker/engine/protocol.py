@@ -71,10 +71,17 @@ class Engine(Protocol):
         """Facts about model and engine, fixed at start."""
 
     async def run(
-        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
+        self,
+        key: str,
+        spec: RequestSpec,
+        *,
+        salt: str,
+        group: Group | None = None,
+        urgent: bool = False,
     ) -> Outcome:
         """Run one request to its end. `key` is unique among running requests.
 
+        An `urgent` request gets the next free place, before all that wait and are not.
         A request of a `group` starts when all of the group is there (or was refused), reads no
         prefix cache and shares no batch with requests outside of it.
 

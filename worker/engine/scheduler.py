@@ -1,4 +1,5 @@
-"""vLLM's scheduler with two things added: zeroed KV blocks, and groups that run by themselves.
+"""vLLM's scheduler with three things added: zeroed KV blocks, groups that run by themselves, and
+urgent requests, which wait in front of all others.
 
 vLLM zeroes new KV blocks only for models that need it. With steering, a request can leave NaN in
 its blocks, and attention multiplies the masked tail of a reused block by zero: NaN times zero is
@@ -8,6 +9,7 @@ NaN. What a group is and why it runs with nothing beside it: see `groups`.
 from __future__ import annotations
 
 import copy
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -16,7 +18,7 @@ from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.request import Request, RequestStatus
 
 from worker.engine.environment import check_signature
-from worker.engine.groups import Turnstile, read_note, seat_of
+from worker.engine.groups import URGENT_KEY, Turnstile, read_note, seat_of
 from worker.steering.carrier import CARRIER_KEY
 
 if TYPE_CHECKING:
@@ -64,11 +66,14 @@ class GroupingScheduler(Scheduler):
     def add_request(self, request: Request) -> None:
         """Take a request in; it may have to wait for its group, or for another one."""
         super().add_request(request)
-        params = request.sampling_params
-        carried = params.extra_args.get(CARRIER_KEY) if params and params.extra_args else None
+        carried = _carried(request)
         if self._turnstile.hold(request, seat_of(carried)):
             self.waiting.remove_requests([request])
             self._turn()
+        elif _is_urgent(request):
+            queue: Any = self.waiting  # a deque: first come, first served
+            queue.remove_requests([request])
+            queue.insert(sum(1 for _ in takewhile(_is_urgent, queue)), request)
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -111,6 +116,16 @@ class GroupingScheduler(Scheduler):
         busy = bool(self.running or self.waiting or self.kv_holding_waiting)
         for request in self._turnstile.admit(busy=busy):
             self.waiting.add_request(request)
+
+
+def _carried(request: Request) -> dict[str, Any] | None:
+    params = request.sampling_params
+    return params.extra_args.get(CARRIER_KEY) if params and params.extra_args else None
+
+
+def _is_urgent(request: Request) -> bool:
+    carried = _carried(request)
+    return bool(carried and carried.get(URGENT_KEY))
 
 
 class ZeroingScheduler(GroupingScheduler):

@@ -33,7 +33,7 @@ from worker.engine.environment import (
     prepare_environment,
     vllm_version,
 )
-from worker.engine.groups import SEAT_KEY, Seat, note_of
+from worker.engine.groups import SEAT_KEY, URGENT_KEY, Seat, note_of
 from worker.engine.protocol import EngineDeadError, EngineFacts, Group
 from worker.engine.settings import EngineSettings
 from worker.engine.vectors import VectorCache
@@ -93,13 +93,14 @@ class EngineConfig:
 class _Stay:
     """One engine request's stay in the engine: its ticket and regions, to be cleaned up.
 
-    `seat` is its place in a group.
+    `seat` is its place in a group; an `urgent` one goes before those that wait.
     """
 
     ticket: int | None = None
     regions: list[tuple[Capture, CaptureRegion]] = field(default_factory=list)
     ops: tuple[Intervention, ...] = ()
     seat: Seat | None = None
+    urgent: bool = False
 
 
 class VllmEngine:
@@ -161,7 +162,13 @@ class VllmEngine:
         return self._facts
 
     async def run(
-        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
+        self,
+        key: str,
+        spec: RequestSpec,
+        *,
+        salt: str,
+        group: Group | None = None,
+        urgent: bool = False,
     ) -> Outcome:
         """Run one request to its end; see the Engine protocol.
 
@@ -173,6 +180,8 @@ class VllmEngine:
         choices = range(spec.sampling.n)
         tasks = [
             asyncio.ensure_future(self._run_seated(key, spec, index, salt, group))
+            if group is not None
+            else asyncio.ensure_future(self._run_choice(key, spec, index, salt, urgent=urgent))
             for index in choices
         ]
         try:
@@ -207,21 +216,26 @@ class VllmEngine:
         shutil.rmtree(self._config.scratch_dir / "captures", ignore_errors=True)
 
     async def _run_seated(
-        self, key: str, spec: RequestSpec, index: int, salt: str, group: Group | None
+        self, key: str, spec: RequestSpec, index: int, salt: str, group: Group
     ) -> Succeeded | Errored:
         """Run one choice; whatever becomes of it, its group does not wait for it in vain."""
-        if group is None:
-            return await self._run_choice(key, spec, index, salt)
         seat, result = group.seat(index), None
         try:
-            result = await self._run_choice(key, spec, index, salt, seat)
+            result = await self._run_choice(key, spec, index, salt, seat=seat)
             return result
         finally:
             if not isinstance(result, Succeeded):
                 await self.core.give_up(note_of(seat))
 
     async def _run_choice(
-        self, key: str, spec: RequestSpec, index: int, salt: str, seat: Seat | None = None
+        self,
+        key: str,
+        spec: RequestSpec,
+        index: int,
+        salt: str,
+        *,
+        seat: Seat | None = None,
+        urgent: bool = False,
     ) -> Succeeded | Errored:
         refused = self._refuse(spec)
         if refused is not None:
@@ -229,7 +243,7 @@ class VllmEngine:
         with self._stay(spec, key) as stay:
             if isinstance(stay, Errored):
                 return stay
-            stay.seat = seat
+            stay.seat, stay.urgent = seat, urgent
             output = await self._generate(key, spec, index, salt, stay)
             if isinstance(output, Errored):
                 return output
@@ -292,6 +306,8 @@ class VllmEngine:
         carried = {} if stay.ticket is None else pack(self._carrier(spec, stay))
         if stay.seat is not None:
             carried[SEAT_KEY] = list(stay.seat)
+        if stay.urgent:
+            carried[URGENT_KEY] = True
         skip_cache = needs_prompt(spec) or stay.seat is not None
         try:
             params = to_params(spec.sampling, index, carried, skip_cache=skip_cache)
