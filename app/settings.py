@@ -36,6 +36,11 @@ class Limits(BaseModel):
         description="Most interventions of one request when each layer and each stretch between "
         "excluded positions is counted.",
     )
+    placed_stretches: int = Field(
+        65_536,
+        description="Most stretches of positions of one request, those of every intervention in "
+        "each of its layers counted.",
+    )
     capture_directions: int = Field(64, description="Most directions that one capture projects on.")
     capture_bytes_completion: int = Field(
         32 * 1024**2, description="Most bytes that a Completion may capture (at P + M - 1 rows)."

@@ -126,6 +126,7 @@ class InterventionRules:
             tuple(map(self._plan, items)),
             numbers=numbers,
             pieces_max=self._limits.placed_interventions,
+            stretches_max=self._limits.placed_stretches,
         )
 
     @staticmethod

@@ -107,12 +107,19 @@ class PlannedOp:
 class OpPlan(Plan[Intervention]):
     """The interventions of a list, in its order; `numbers` counts those that it holds."""
 
-    def __init__(self, ops: tuple[PlannedOp, ...], *, numbers: int, pieces_max: int) -> None:
-        """Bind the ops; a request may have `pieces_max` interventions once they are placed."""
+    def __init__(
+        self, ops: tuple[PlannedOp, ...], *, numbers: int, pieces_max: int, stretches_max: int
+    ) -> None:
+        """Bind the ops.
+
+        A request may have `pieces_max` interventions once they are placed, and `stretches_max`
+        spans and single positions in all of them.
+        """
         super().__init__([op.at for op in ops])
         self.numbers = numbers
         self._ops = ops
         self._pieces_max = pieces_max
+        self._stretches_max = stretches_max
 
     def _place(self, reach: Reach, special: tuple[int, ...]) -> tuple[Intervention, ...]:
         placed: list[Intervention] = []
@@ -125,6 +132,14 @@ class OpPlan(Plan[Intervention]):
                     "excluded positions out of positions and of the rows, or name fewer layers."
                 )
                 raise RefusedError(msg)
+        stretches = sum(len(item.positions or item.spans or (None,)) for item in placed)
+        if stretches > self._stretches_max:
+            msg = (
+                f"interventions act on {stretches} stretches of positions, those of each layer "
+                f"counted; at most {self._stretches_max} are allowed. Join spans, or name fewer "
+                "layers."
+            )
+            raise RefusedError(msg)
         return tuple(placed)
 
 

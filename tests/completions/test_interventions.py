@@ -316,6 +316,17 @@ def test_layers_and_stretches_between_excluded_positions_are_capped(tmp_path: Pa
     assert "more than 5 interventions" in message
 
 
+def test_stretches_of_all_layers_together_are_capped(tmp_path: Path) -> None:
+    spans = {**ADD, "layers": [0, 1], "at": {"spans": [[0, 1], [2, 3], [4, 5]]}}
+    everywhere = {**ADD, "layers": [2]}
+    fits = a_validator(tmp_path / "fits", limits=Limits(placed_stretches=7))
+    assert len(interventions(fits, spans, everywhere)) == 3
+    over = a_validator(tmp_path / "over", limits=Limits(placed_stretches=6))
+    param, message = problem_of(over, prompt=PROMPT, interventions=[spans, everywhere])
+    assert param == PARAM
+    assert "7 stretches of positions" in message
+
+
 def test_the_width_is_that_of_the_site(tmp_path: Path) -> None:
     validator = a_validator(tmp_path, head_dim=5)
     (found,) = interventions(validator, {**ADD, "site": "z", "vector": [1.0] * 10})
