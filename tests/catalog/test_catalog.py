@@ -7,6 +7,7 @@ import pytest
 from app.catalog import CatalogError, load_catalog
 from app.catalog.models_file import ModelEntry, add_model, read_models_file
 from app.errors import ModelNotFoundError
+from app.steering.spec import Site
 from tests.catalog.conftest import bare_model
 
 
@@ -17,7 +18,8 @@ def test_a_model_is_read_from_its_folder(models_file):
     assert (model.max_model_len, model.dtype, model.mode) == (32, "float32", "eager")
     assert (model.bos_id, model.eos_ids, model.special_token_ids) == (0, (1, 3), (0, 1, 3))
     assert model.architecture == "LlamaForCausalLM"
-    assert model.sites == {"resid_post": {"width": 8}}
+    assert model.describe_sites()["resid_post"] == {"width": 8}
+    assert set(model.sites) == set(Site)
     assert model.listed
 
 

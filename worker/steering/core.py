@@ -228,7 +228,7 @@ class SteeringCore:
         region = RegionWriter(Path(read.region), wanted)
         try:
             return make_read(capture, region, directions, dtype)
-        except ValueError:
+        except BaseException:
             region.close()
             raise
 

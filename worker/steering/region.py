@@ -19,6 +19,7 @@ import numpy as np
 from app.steering.spec import Capture, Reduce
 
 if TYPE_CHECKING:
+    from io import FileIO
     from pathlib import Path
 
     import numpy.typing as npt
@@ -74,9 +75,14 @@ class RegionWriter:
     def __init__(self, path: Path, shape: RegionShape) -> None:
         """Open an existing region."""
         self.shape = shape
-        self._file = path.open("r+b", buffering=0)
         self._stride = shape.row_bytes
-        self._written = _bitmap(path, shape)
+        self._file = path.open("r+b", buffering=0)
+        try:
+            # By the open file: an aborted request's region may be deleted at any moment.
+            self._written = _bitmap(self._file, shape)
+        except BaseException:
+            self._file.close()
+            raise
 
     def close(self) -> None:
         """Close the file; nothing can be written any more."""
@@ -98,10 +104,10 @@ class RegionWriter:
         self._written[:, row:end] = 1
 
 
-def _bitmap(path: Path, shape: RegionShape) -> npt.NDArray[np.uint8]:
+def _bitmap(file: Path | FileIO, shape: RegionShape) -> npt.NDArray[np.uint8]:
     """Map the completeness bitmap of a region, [layers, rows]."""
     # asarray: each slice of a memmap object costs as much as the copy of a row.
-    raw = np.asarray(np.memmap(path, dtype=np.uint8, mode="r+", shape=(shape.rows, shape.layers)))
+    raw = np.asarray(np.memmap(file, dtype=np.uint8, mode="r+", shape=(shape.rows, shape.layers)))
     return raw.T
 
 
