@@ -33,6 +33,13 @@ class RowsOf:
     site: Site
     positions: tuple[int, ...]
 
+    @property
+    def request(self) -> int | str:
+        """The name of the request, whichever of the two it is."""
+        name = self.custom_id if self.request_index is None else self.request_index
+        assert name is not None
+        return name
+
 
 def read_rows_of(sent: Any, at_positions: tuple[int, ...] | None) -> RowsOf:
     """Read the `from` of a replace; without positions of its own it takes those of `at`.

@@ -12,6 +12,7 @@ from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final
 from uuid import UUID
 
@@ -85,7 +86,9 @@ class CapturedRows:
             by_job[ref.job_id].append(ref)
         files: dict[_File, list[_Wanted]] = defaultdict(list)
         for job_id, refs in by_job.items():
-            found = self._database.run(lambda conn, j=job_id, r=refs: _find(conn, account_id, j, r))  # type: ignore[misc]
+            found = self._database.run(
+                partial(_find, account_id=account_id, job_id=job_id, refs=refs)
+            )
             for ref, place in found.items():
                 if isinstance(place, str):
                     answers[ref] = place
@@ -103,7 +106,7 @@ class CapturedRows:
 
 
 def _find(
-    conn: Conn, account_id: UUID, job_id: UUID, refs: list[RowsOf]
+    conn: Conn, *, account_id: UUID, job_id: UUID, refs: list[RowsOf]
 ) -> dict[RowsOf, tuple[_File, int] | str]:
     """Find for references to one Job the file and request_index, or why there is none."""
     job = conn.execute(
@@ -116,10 +119,9 @@ def _find(
     chosen: dict[RowsOf, tuple[int, str]] = {}
     found: dict[RowsOf, tuple[_File, int] | str] = {}
     for ref in refs:
-        name = ref.custom_id if ref.request_index is None else ref.request_index
-        capture = _choose(ref, sources.get(name))  # type: ignore[arg-type]  # one of them is set
-        if isinstance(capture, Capture):
-            source = sources[name]  # type: ignore[index]
+        source = sources.get(ref.request)
+        capture = _choose(ref, source)
+        if source is not None and isinstance(capture, Capture):
             chosen[ref] = (source.request_index, capture.name)
         else:
             found[ref] = f"{_request(ref)} {capture}"

@@ -140,7 +140,7 @@ class Rig:
             region = CaptureRegion.create(self.folder / f"{name}.{number}", shape)
             guest.regions.append((capture, region))
         reads = tuple(Read(c, str(r.path), r.shape.rows) for c, r in guest.regions)
-        carried = pack(Carrier(guest.ticket, drawn.prompt, drawn.ops, reads))
+        carried = pack(Carrier(guest.ticket, drawn.ops, reads))
         self._spoil(guest, carried)
         for op in drawn.ops:
             guest.ops.setdefault(self.shape.point(op.site, op.layer), []).append(op)
@@ -170,7 +170,7 @@ class Rig:
                 guest.steered = False
         elif drawn.defect == "row":
             bad = Intervention(Op.add, Site.resid_post, 0, "sv_8_0", row=10**6)
-            carried.update(pack(Carrier(guest.ticket, drawn.prompt, (*drawn.ops, bad))))
+            carried.update(pack(Carrier(guest.ticket, (*drawn.ops, bad))))
             guest.expected |= Flag.plan_failed
             guest.steered = False
 

@@ -303,7 +303,7 @@ class VllmEngine:
 
         from worker.engine.sampling import to_params
 
-        carried = {} if stay.ticket is None else pack(self._carrier(spec, stay))
+        carried = {} if stay.ticket is None else pack(self._carrier(stay))
         if stay.seat is not None:
             carried[SEAT_KEY] = list(stay.seat)
         if stay.urgent:
@@ -321,11 +321,10 @@ class VllmEngine:
         except EngineGenerateError as error:
             return Errored("engine_error", f"The engine failed on this request: {error}")
 
-    def _carrier(self, spec: RequestSpec, stay: _Stay) -> Carrier:
+    def _carrier(self, stay: _Stay) -> Carrier:
         assert stay.ticket is not None
         return Carrier(
             ticket=stay.ticket,
-            prompt=spec.prompt_tokens,
             ops=stay.ops,
             reads=reads_of(stay.regions),
         )

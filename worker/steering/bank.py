@@ -163,11 +163,6 @@ class Banks:
         self._bytes_max = bytes_max
         self._banks: dict[int, VectorBank] = {}
 
-    @property
-    def blocks(self) -> int:
-        """How many blocks all banks hold."""
-        return sum(bank.blocks for bank in self._banks.values())
-
     def acquire(self, key: BlockKey) -> Block:
         """Return a block of the bank of its width; see VectorBank.acquire."""
         bank = self._banks.get(key.width)

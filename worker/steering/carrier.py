@@ -7,7 +7,7 @@ written once. A request may bring an op for every layer, so an op is a row of va
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from app.steering.spec import (
@@ -36,16 +36,11 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Carrier:
-    """One request's share of the engine's work.
-
-    `prompt` is P as it was sent: after preemption the engine counts generated tokens as prompt.
-    """
+    """One request's share of the engine's work."""
 
     ticket: int
-    prompt: int
     ops: tuple[Intervention, ...] = ()
     reads: tuple[Read, ...] = ()
-    extras: dict[str, Any] = field(default_factory=dict)
 
 
 def pack(carrier: Carrier) -> dict[str, Any]:
@@ -53,11 +48,9 @@ def pack(carrier: Carrier) -> dict[str, Any]:
     table = _Table()
     return {
         "ticket": carrier.ticket,
-        "prompt": carrier.prompt,
         "ops": [_pack_op(item, table) for item in carrier.ops],
         "reads": [(_plain(read.capture), read.region, read.rows) for read in carrier.reads],
         "shared": table.values,
-        **carrier.extras,
     }
 
 
@@ -66,7 +59,6 @@ def unpack(data: dict[str, Any]) -> Carrier:
     shared = [_frozen(value) for value in data["shared"]]
     return Carrier(
         ticket=data["ticket"],
-        prompt=data["prompt"],
         ops=tuple(_unpack_op(item, shared) for item in data["ops"]),
         reads=tuple(
             Read(capture_from_json(capture), region, rows)

@@ -76,11 +76,6 @@ class SteeringCore:
         """How many requests are inside."""
         return len(self._tenants)
 
-    @property
-    def blocks(self) -> int:
-        """How many blocks of vectors are on the device."""
-        return self._banks.blocks
-
     def admit(self, request_id: str, carried: dict[str, Any]) -> None:
         """Take a request in; a defect of it is flagged, never raised."""
         if request_id in self._tenants:
