@@ -15,6 +15,7 @@ STAMP := $(VENV)/.installed-$(LOCK)
 
 DATA ?= data
 PORT ?= 8400
+JOBS ?= 2
 
 .PHONY: help venv demo patching up test lint format parity parity-full mutants lock clean
 
@@ -40,8 +41,8 @@ patching: $(STAMP)  ## activation patching in two Jobs: a heat map of Layer x po
 up: $(STAMP)  ## run the whole service on this machine; DATA=folder PORT=number
 	@$(PY) -m tiller up --data-dir $(DATA) --port $(PORT)
 
-test: $(STAMP)  ## the whole test suite; ARGS="-k lease" passes arguments to pytest
-	@$(PY) -m pytest $(ARGS)
+test: $(STAMP)  ## the whole test suite, in JOBS processes; ARGS="-k lease" passes arguments to pytest
+	@$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(PY) -m ruff check .

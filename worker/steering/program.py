@@ -231,10 +231,17 @@ def _blocks_of(item: Intervention, shape: Shape) -> list[tuple[BlockKey, int]]:
 
 
 def _is_tame(item: Intervention, block: Block) -> bool:
-    if item.op is not Op.add:
-        return False
-    factor = abs(item.scale)
-    return factor < _TAME_FACTOR if item.norm_match else factor * block.peaks.max() < _TAME
+    match item.op:
+        case Op.add if item.norm_match:
+            return abs(item.scale) < _TAME_FACTOR
+        case Op.add:
+            return bool(abs(item.scale) * block.peaks.max() < _TAME)
+        case Op.orthogonal:
+            return abs(item.coeff or 0.0) < _TAME_FACTOR
+        case Op.cap:  # an open end lets x.u be
+            return all(abs(end or 0.0) < _TAME for end in (item.low, item.high))
+        case Op.replace:
+            return bool(block.peaks.max() < _TAME)
 
 
 def _segments(item: Intervention, block: Block, key: int, head: int, rows: _Rows) -> None:

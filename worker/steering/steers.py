@@ -43,21 +43,52 @@ _GATHER_NUMBERS = 16 * 1024 * 1024
 class Stage:
     """Entries that see the same x: entry i belongs to place `local[i]` of x seen as [n, width].
 
-    `heads` rows of that view make one row of x (1: whole rows). The numbers of the entries are
-    columns [entries, 1]; `norm`, `dot` and `cap` tell which entries need |x|, x.u and a clamp (with
-    its low and high), and are None when none does. `replaced` are the places in the view, and of
-    the vectors, of the entries that take their vector as it is.
+    `local` is None when entry i belongs to place i. `heads` rows of that view make one row of x
+    (1: whole rows). The numbers of the entries are columns [entries, 1]; `vectors` are their rows,
+    None where they are gathered when the stage runs. `normed` and `projected` tell which entries
+    need |x| and x.u. `replaced` are the places in the view, and of the vectors, of the entries
+    that take their vector as it is.
     """
 
     width: int
     heads: int
-    local: torch.Tensor
+    local: torch.Tensor | None
     place: torch.Tensor
     a: torch.Tensor
-    norm: torch.Tensor | None = None
-    dot: torch.Tensor | None = None
-    cap: tuple[torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+    vectors: torch.Tensor | None = None
+    normed: Normed | None = None
+    projected: Projected | None = None
     replaced: tuple[torch.Tensor, torch.Tensor] | None = None
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is added to any row."""
+        return len(self.place) == 0
+
+
+@dataclass(slots=True)
+class Normed:
+    """Entries `which` add a |x| u: `local` are their places in the view, `a` their numbers."""
+
+    which: torch.Tensor
+    local: torch.Tensor
+    a: torch.Tensor
+
+
+@dataclass(slots=True)
+class Projected:
+    """Entries `which` add (a x.u + clamp(x.u, low, high) - x.u) u; the numbers are float64.
+
+    Of the two halves one is nothing: a is 0 for a cap, low and high are infinite without one.
+    `vectors` are their rows where those of the stage are gathered beforehand.
+    """
+
+    which: torch.Tensor
+    local: torch.Tensor
+    a: torch.Tensor
+    low: torch.Tensor
+    high: torch.Tensor
+    vectors: torch.Tensor | None = None
 
 
 @dataclass(slots=True)
@@ -66,7 +97,8 @@ class Steer:
 
     With sums, entry i belongs to row i of `rows`, or to row `owner[i]` when a row has several;
     `norm` [entries, 1] is true where delta is to be multiplied by the row's norm. `checked` asks
-    for a look at the result: could it be non-finite? `careful` keeps rows that no stage changed.
+    for a look at the result: could it be non-finite? `careful` are the rows, counted among `rows`,
+    that stay as they are when no stage changed them: a cap may leave a row.
     """
 
     rows: Rows
@@ -78,7 +110,7 @@ class Steer:
     owner: torch.Tensor | None = None
     delta: torch.Tensor | None = None
     stages: list[Stage] = field(default_factory=list)
-    careful: bool = False
+    careful: torch.Tensor | None = None
 
 
 def plan_steers(runs: Sequence[Run], shape: Shape, banks: Banks) -> dict[int, Steer]:
@@ -133,6 +165,7 @@ class _Planner:
         self._banks = banks
         self._overlaps = overlaps
         self._checked = checked
+        self._gathered = 0
         self._simple = entries.kind <= ADD_NORM
         self._place = torch.from_numpy(entries.place).to(shape.device)
         self._scale = self._column(entries.a)
@@ -173,9 +206,17 @@ class _Planner:
                 scale=self._scale[here],
                 norm=self._norm[here] if norms[end] > norms[begin] else None,
                 owner=owner,
-                delta=None if delta is None else delta[here],
+                delta=self._delta(point, here) if delta is None else delta[here],
             )
         return steers
+
+    def _delta(self, point: int, here: slice) -> torch.Tensor | None:
+        """Gather the sums of one point; no bit of them depends on what other points do."""
+        width, place = self._shape.width_at(point), self._place[here]
+        self._gathered += len(place) * width
+        if self._gathered > _GATHER_NUMBERS:
+            return None
+        return self._banks.table(width).index_select(0, place).mul_(self._scale[here])
 
     def _owners(self, here: slice, *, follow: bool) -> tuple[Rows, torch.Tensor | None]:
         rows = self._entries.start[here]
@@ -193,40 +234,62 @@ class _Planner:
         entries = Segments._make(column[here] for column in self._entries)
         rows = np.unique(entries.start)
         width = self._shape.width_at(point)
+        capped = np.searchsorted(rows, np.unique(entries.start[entries.kind == CAP]))
         steer = Steer(
             rows=rows_of(rows, self._shape.device),
-            checked=True,
+            checked=self._checked,
             width=width,
-            careful=bool((entries.kind == CAP).any()),
+            careful=self._index(capped) if len(capped) else None,
         )
         for key in np.unique(entries.key).tolist():
             chosen = entries.take(entries.key == key)
             heads = self._shape.n_heads if key % 2 else 1
             local = np.searchsorted(rows, chosen.start) * heads + chosen.head
-            steer.stages.append(self._stage(chosen, local, width // heads, heads))
+            steer.stages.append(self._stage(chosen, local, len(rows) * heads, heads))
         return steer
 
-    def _stage(self, entries: Segments, local: Ints, width: int, heads: int) -> Stage:
+    def _stage(self, entries: Segments, local: Ints, places: int, heads: int) -> Stage:
+        """Plan a stage whose entries lie at `local` of a view with so many places."""
         replaces = entries.kind == REPLACE
-        moved = entries.take(~replaces)
+        moved, lies = entries.take(~replaces), local[~replaces]
+        width = self._shape.width_at(int(entries.key[0]) // POINT_KEYS) // heads
         stage = Stage(
             width=width,
             heads=heads,
-            local=self._index(local[~replaces]),
+            local=None if np.array_equal(lies, np.arange(places)) else self._index(lies),
             place=self._index(moved.place),
             a=self._column(moved.a),
         )
-        if (moved.kind == ADD_NORM).any():
-            stage.norm = self._column(moved.kind == ADD_NORM)
-        if (moved.kind == PROJECT).any():
-            stage.dot = self._column(moved.kind == PROJECT)
-        if (moved.kind == CAP).any():
-            caps = self._column(moved.kind == CAP)
-            stage.cap = (caps, self._column(moved.low), self._column(moved.high))
+        self._gathered += len(lies) * width
+        if self._gathered <= _GATHER_NUMBERS and len(lies):
+            stage.vectors = self._banks.table(width).index_select(0, stage.place)
+        norms = np.flatnonzero(moved.kind == ADD_NORM)
+        if len(norms):
+            stage.normed = Normed(
+                self._index(norms), self._index(lies[norms]), self._column(moved.a[norms])
+            )
+        if (moved.kind >= PROJECT).any():
+            stage.projected = self._projected(moved, lies, stage.vectors)
         if replaces.any():
             taken = entries.take(replaces)
             stage.replaced = (self._index(local[replaces]), self._index(taken.place))
         return stage
+
+    def _projected(self, moved: Segments, local: Ints, vectors: torch.Tensor | None) -> Projected:
+        chosen = np.flatnonzero(moved.kind >= PROJECT)
+        which = self._index(chosen)
+        caps = moved.kind[chosen] == CAP
+        a = np.where(caps, 0.0, moved.a[chosen].astype(np.float64))
+        low = np.where(caps, moved.low[chosen].astype(np.float64), -np.inf)
+        high = np.where(caps, moved.high[chosen].astype(np.float64), np.inf)
+        return Projected(
+            which=which,
+            local=self._index(local[chosen]),
+            a=self._column(a),
+            low=self._column(low),
+            high=self._column(high),
+            vectors=None if vectors is None else vectors.index_select(0, which),
+        )
 
     def _index(self, numbers: Ints) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(numbers)).to(self._shape.device)
@@ -235,4 +298,4 @@ class _Planner:
         return self._index(numbers).unsqueeze(1)  # type: ignore[arg-type]  # any dtype
 
 
-assert ADD < ADD_NORM < min(PROJECT, CAP, REPLACE)  # `_Planner` compares kinds
+assert ADD < ADD_NORM < PROJECT < CAP < REPLACE  # `_Planner` compares kinds
