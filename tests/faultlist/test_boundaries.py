@@ -30,10 +30,12 @@ STEERABLE: dict[str, Any] = {
     "speculative_config": None,
     "parallel_config": {
         "use_sequence_parallel_moe": False,
+        "enable_hc_sp": False,
         "enable_dbo": False,
+        "prefill_context_parallel_size": 1,
         "decode_context_parallel_size": 1,
-        "tensor_parallel_size": 1,
-        "pipeline_parallel_size": 1,
+        "data_parallel_size": 1,
+        "nnodes": 1,
     },
     "cache_config": {"kv_sharing_fast_prefill": False},
     "use_v2_model_runner": False,
@@ -62,7 +64,11 @@ def settings(**changes: Any) -> Any:
         ({"speculative_config": object()}, "speculative decoding"),
         ({"parallel_config": {"enable_dbo": True}}, "micro-batching"),
         ({"parallel_config": {"use_sequence_parallel_moe": True}}, "sequence parallelism"),
-        ({"parallel_config": {"decode_context_parallel_size": 2}}, "context parallelism"),
+        ({"parallel_config": {"enable_hc_sp": True}}, "sequence parallelism"),
+        ({"parallel_config": {"prefill_context_parallel_size": 2}}, "prefill context parallelism"),
+        ({"parallel_config": {"decode_context_parallel_size": 2}}, "decode context parallelism"),
+        ({"parallel_config": {"data_parallel_size": 2}}, "data parallelism"),
+        ({"parallel_config": {"nnodes": 2}}, "several machines"),
         ({"cache_config": {"kv_sharing_fast_prefill": True}}, "fast prefill"),
     ],
     ids=lambda value: value if isinstance(value, str) else None,
@@ -73,6 +79,14 @@ def test_a_setting_that_moves_rows_is_refused_by_name(changes: dict[str, Any], n
     refuse_unserved(settings())
     with pytest.raises(UnsupportedEngineError, match=name):
         refuse_unserved(settings(**changes))
+
+
+def test_a_pipeline_on_gpus_is_refused_until_it_has_been_seen_there() -> None:
+    from worker.engine.runner import refuse_unseen_on_gpus
+
+    config: Any = SimpleNamespace(parallel_config=SimpleNamespace(pipeline_parallel_size=2))
+    with pytest.raises(UnsupportedEngineError, match="pipeline parallelism on a GPU"):
+        refuse_unseen_on_gpus(config)
 
 
 @pytest.mark.parametrize("version", ["0.31.4", "0.33.0", "1.0.0"])

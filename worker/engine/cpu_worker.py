@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from vllm.distributed.parallel_state import get_pp_group
 from vllm.v1.worker.cpu_worker import CPUWorker
 
 from worker.engine.lifeline import die_with_parent
@@ -31,6 +32,22 @@ class SteeredCPUWorker(CPUWorker):
         super().init_device()
         self.steered = SteeredRunner(self.model_runner, self.vllm_config, self.rank)
         spare_unused_draws(self.model_runner)
+
+    def load_model(self, *args: Any, **kwargs: Any) -> None:
+        """Load, then make the buffer for what the stage before this one sends.
+
+        vLLM makes it in the profiling run, which a CPU does not have: without it the first request
+        of a pipeline ends the engine.
+        """
+        super().load_model(*args, **kwargs)
+        runner = self.model_runner
+        if not get_pp_group().is_first_rank and runner.intermediate_tensors is None:
+            model: Any = runner.get_model()
+            runner.intermediate_tensors = model.make_empty_intermediate_tensors(
+                batch_size=runner.max_num_tokens,
+                dtype=self.model_config.dtype,
+                device=runner.device,
+            )
 
     def shutdown(self) -> None:
         """Let go of the core before the model goes."""

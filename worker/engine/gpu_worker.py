@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from vllm.v1.worker.gpu_worker import Worker
 
 from worker.engine.lifeline import die_with_parent
-from worker.engine.runner import SteeredRunner, refuse_unserved
+from worker.engine.runner import SteeredRunner, refuse_unseen_on_gpus, refuse_unserved
 from worker.engine.scheduler import zeroed
 from worker.engine.settings import engine_settings
 
@@ -24,6 +24,7 @@ class SteeredGPUWorker(Worker):
         """Refuse what cannot be steered before anything is allocated."""
         super().__init__(*args, **kwargs)
         refuse_unserved(self.vllm_config)
+        refuse_unseen_on_gpus(self.vllm_config)
         if self.parallel_config.world_size > 1 and not engine_settings(self.vllm_config).in_process:
             die_with_parent()
 
@@ -35,6 +36,8 @@ class SteeredGPUWorker(Worker):
     def initialize_from_config(self, kv_cache_config: KVCacheConfig) -> None:
         """Prepare the zeroing of blocks that `ZeroingAsyncScheduler` asks for."""
         super().initialize_from_config(zeroed(kv_cache_config))
+        # Which graphs there will be is settled here, when attention has had its say.
+        refuse_unseen_on_gpus(self.vllm_config)
 
     def shutdown(self) -> None:
         """Let go of the core before the model goes."""

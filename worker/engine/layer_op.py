@@ -10,8 +10,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from worker.engine.environment import UnsupportedEngineError
+
 if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+
     from worker.steering.core import SteeringCore
+
+OPS = ("tiller::work_on_pair", "tiller::work_on_tensor")
+# Kept out of compiled pieces by vLLM, so that pieces of equal layers share their code.
+_CACHE_OPS = ("vllm::unified_kv_cache_update", "vllm::unified_mla_kv_cache_update")
 
 # The cores of this process; a hook names its core by place, so that two engines never mix.
 _cores: list[SteeringCore | None] = []
@@ -25,11 +33,39 @@ def compilation_with_graphs() -> dict[str, Any]:
     """
     from vllm.config import CompilationConfig
 
-    ours = ["tiller::work_on_pair", "tiller::work_on_tensor"]
     return {
-        "splitting_ops": [*CompilationConfig._attention_ops, *ours],  # noqa: SLF001 (its default)
+        # The first two are vLLM's default, which it adds to no list that is given.
+        "splitting_ops": [*CompilationConfig._attention_ops, *_CACHE_OPS, *OPS],  # noqa: SLF001
         "cudagraph_mode": "PIECEWISE",
+        "use_inductor_graph_partition": False,
     }
+
+
+def refuse_graphs_over_ops(config: VllmConfig) -> None:
+    """Raise UnsupportedEngineError when a CUDA graph would hold one of our operations.
+
+    Recorded in a graph, an operation would repeat the plan of the step that was recorded.
+    """
+    from vllm.compilation.breakable_cudagraph import is_breakable_cudagraph_enabled
+    from vllm.config import CUDAGraphMode
+
+    compilation = config.compilation_config
+    if compilation.cudagraph_mode is CUDAGraphMode.NONE:
+        return
+    reasons = {
+        f"CUDA graphs of mode {compilation.cudagraph_mode} (PIECEWISE or NONE are served)": (
+            compilation.cudagraph_mode is not CUDAGraphMode.PIECEWISE
+        ),
+        "CUDA graphs that do not end at its operations": (
+            not set(OPS) <= set(compilation.splitting_ops or ())
+        ),
+        "graphs partitioned by Inductor": bool(compilation.use_inductor_graph_partition),
+        "breakable CUDA graphs (VLLM_USE_BREAKABLE_CUDAGRAPH)": is_breakable_cudagraph_enabled(),
+    }
+    for name, present in reasons.items():
+        if present:
+            msg = f"Tiller cannot steer with {name}; turn it off or use eager mode"
+            raise UnsupportedEngineError(msg)
 
 
 def register_core(core: SteeringCore) -> int:

@@ -53,13 +53,17 @@ _SIGNATURES = {
 
 def refuse_unserved(config: VllmConfig) -> None:
     """Raise UnsupportedEngineError for settings under which rows are reordered or sharded."""
+    parallel = config.parallel_config
     reasons = {
         "speculative decoding": config.speculative_config is not None,
-        "sequence parallelism": config.parallel_config.use_sequence_parallel_moe,
-        # vLLM's CPU runner ends on its first request this way; nobody has seen ours work on a GPU.
-        "pipeline parallelism": config.parallel_config.pipeline_parallel_size > 1,
-        "micro-batching": bool(config.parallel_config.enable_dbo),
-        "decode context parallelism": config.parallel_config.decode_context_parallel_size > 1,
+        "sequence parallelism": parallel.use_sequence_parallel_moe or parallel.enable_hc_sp,
+        "micro-batching": bool(parallel.enable_dbo),
+        "prefill context parallelism": parallel.prefill_context_parallel_size > 1,
+        "decode context parallelism": parallel.decode_context_parallel_size > 1,
+        # Requests would be spread over engines that each think they are rank 0 of the board.
+        "data parallelism (start more workers instead)": parallel.data_parallel_size > 1,
+        # Vectors and captured rows are files of this machine.
+        "ranks on several machines": parallel.nnodes > 1,
         "fast prefill with KV sharing": bool(config.cache_config.kv_sharing_fast_prefill),
         "the V2 model runner": bool(config.use_v2_model_runner),
     }
@@ -67,6 +71,17 @@ def refuse_unserved(config: VllmConfig) -> None:
         if present:
             msg = f"Tiller cannot steer with {name}; turn it off"
             raise UnsupportedEngineError(msg)
+
+
+def refuse_unseen_on_gpus(config: VllmConfig) -> None:
+    """Raise UnsupportedEngineError for what works on CPUs and was not seen working on a GPU."""
+    if config.parallel_config.pipeline_parallel_size > 1:
+        msg = (
+            "Tiller has not been seen steering with pipeline parallelism on a GPU; "
+            "set it to 1 and use tensor parallelism"
+        )
+        raise UnsupportedEngineError(msg)
+    layer_op.refuse_graphs_over_ops(config)
 
 
 class SteeredRunner:
@@ -110,6 +125,7 @@ class SteeredRunner:
     def _attach(self, model: nn.Module) -> None:
         model_config = self._config.model_config
         architecture = refuse_other_implementation(model, model_config)
+        layers = dict(decoder_layers(model, architecture))
         dtype = model_config.dtype
         assert isinstance(dtype, torch.dtype)  # vLLM resolves names such as "auto"
         self.core = SteeringCore(
@@ -119,6 +135,7 @@ class SteeredRunner:
                 n_heads=head_count(model_config),
                 dtype=dtype,
                 device=self._runner.device,
+                here=range(min(layers, default=0), max(layers, default=-1) + 1),
             ),
             board=StatusBoard(
                 self._settings.board_path, ranks=self._config.parallel_config.world_size
@@ -128,7 +145,7 @@ class SteeredRunner:
             captures=self._rank % self._config.parallel_config.tensor_parallel_size == 0,
         )
         self._handle = layer_op.register_core(self.core)
-        for number, layer in decoder_layers(model, architecture):
+        for number, layer in layers.items():
             for site in self.core.shape.widths:
                 point = self.core.shape.point(site, number)
                 hook(layer, architecture.taps[site], self._work_at(point))

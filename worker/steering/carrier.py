@@ -6,7 +6,7 @@ written once. A request may bring an op for every layer, so an op is a row of va
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +41,14 @@ class Carrier:
     ticket: int
     ops: tuple[Intervention, ...] = ()
     reads: tuple[Read, ...] = ()
+
+    def places(self) -> Iterator[tuple[Site, int]]:
+        """List the site and layer of every op and read."""
+        for item in self.ops:
+            yield item.site, item.layer
+        for read in self.reads:
+            for layer in read.capture.layers:
+                yield read.capture.site, layer
 
 
 def pack(carrier: Carrier) -> dict[str, Any]:

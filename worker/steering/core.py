@@ -207,22 +207,24 @@ class SteeringCore:
                 self._flag(run.tenant, Flag.non_finite, keep=True)
 
     def _settle_in(self, tenant: Tenant, carried: dict[str, Any]) -> None:
-        carrier = unpack(carried)
-        if carrier.ops:
-            tenant.program = build_program(carrier.ops, self._banks, self._shape)
+        carrier, shape = unpack(carried), self._shape
+        for site, layer in carrier.places():
+            shape.point(site, layer)  # of all layers: every rank refuses what no rank has
+        ops = [op for op in carrier.ops if shape.runs(op.layer)]
+        if ops:
+            tenant.program = build_program(ops, self._banks, shape)
         for read in carrier.reads if self._captures else ():
-            tenant.reads = (*tenant.reads, self._open(read))
+            if any(map(shape.runs, read.capture.layers)):
+                tenant.reads = (*tenant.reads, self._open(read))
 
     def _open(self, read: Read) -> TenantRead:
         capture, shape = read.capture, self._shape
-        for layer in capture.layers:
-            shape.point(capture.site, layer)
         dtype = str(shape.dtype).removeprefix("torch.")
         wanted = region_shape(capture, read.rows, shape.widths[capture.site], dtype)
         directions = self._directions(capture) if capture.reduce is Reduce.project else None
         region = RegionWriter(Path(read.region), wanted)
         try:
-            return make_read(capture, region, directions, dtype)
+            return make_read(capture, region, directions, shape)
         except BaseException:
             region.close()
             raise

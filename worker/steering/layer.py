@@ -166,8 +166,9 @@ def _move(stage: Stage, view: torch.Tensor, table: torch.Tensor) -> None:
         clamped = torch.minimum(torch.maximum(dot, low), high)
         moves = projected.a * dot + (clamped - dot)
         factor = factor.index_copy(0, projected.which, moves.float())
+    # The product is rounded by itself both times: a row must not depend on which way it takes.
     if stage.local is None:
-        view.addcmul_(vectors, factor)
+        view.add_(factor * vectors)
     else:
         view.index_add_(0, stage.local, factor * vectors)
 

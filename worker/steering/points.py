@@ -18,13 +18,18 @@ _ORDER = {site: index for index, site in enumerate(Site)}
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """The model as the core sees it: `widths` of the sites it has, heads of site z."""
+    """The model as the core sees it: `widths` of the sites it has, heads of site z.
+
+    Layers are counted over the whole model. `here` are those that run on this rank, None for all:
+    a rank of a pipeline has some of them, and hooks at those alone.
+    """
 
     n_layers: int
     widths: Mapping[Site, int]
     n_heads: int
     dtype: torch.dtype
     device: torch.device
+    here: range | None = None
 
     def point(self, site: Site, layer: int) -> int:
         """Return the number of a point; raise ValueError when the model does not have it."""
@@ -35,6 +40,10 @@ class Shape:
             msg = f"there is no Layer {layer}: the model has {self.n_layers}"
             raise ValueError(msg)
         return _ORDER[site] * self.n_layers + layer
+
+    def runs(self, layer: int) -> bool:
+        """Say whether a layer runs on this rank."""
+        return self.here is None or layer in self.here
 
     def width_at(self, point: int) -> int:
         """Return how many numbers a row has at a point."""

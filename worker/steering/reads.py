@@ -35,11 +35,13 @@ _SETS_MAX = 8
 class TenantRead:
     """One capture of a request. Span i covers [starts[i], ends[i]), from region row `first[i]`.
 
+    `layers` are those that run here, from `place` on among the layers of the region.
     `directions` is [k, width] float64 for Reduce.project. `dtype` names what is read.
     """
 
     site: Site
     layers: tuple[int, ...]
+    place: int
     before: bool
     region: RegionWriter
     starts: Ints
@@ -54,7 +56,7 @@ class TenantRead:
         """Put rows [n, layers, width] of a step, as stored, into the region from `row` on."""
         if self.reduce in (Reduce.norm, Reduce.project):
             rows = self._reduced(widened(rows, self.dtype))
-        self.region.put(rows, row)
+        self.region.put(rows, row, self.place)
 
     def _reduced(self, rows: npt.NDArray[np.float64]) -> npt.NDArray[np.float32]:
         if self.directions is None:
@@ -95,25 +97,30 @@ class ReadGroup:
 
 
 def make_read(
-    capture: Capture, region: RegionWriter, directions: npt.NDArray[np.float64] | None, dtype: str
+    capture: Capture,
+    region: RegionWriter,
+    directions: npt.NDArray[np.float64] | None,
+    shape: Shape,
 ) -> TenantRead:
-    """Resolve a capture whose region was made for it, of a model of this dtype."""
+    """Resolve a capture whose region was made for it; some layer of it runs here."""
     spans = np.array(capture.spans if capture.spans is not None else [(0, OPEN)], dtype=np.int64)
     spans = spans.reshape(-1, 2)
     lengths = spans[:, 1] - spans[:, 0]
     if (lengths <= 0).any() or (spans[1:, 0] < spans[:-1, 1]).any() or (spans < 0).any():
         msg = "the spans of a capture are empty, negative or not in order"
         raise ValueError(msg)
+    layers = tuple(filter(shape.runs, capture.layers))
     return TenantRead(
         site=capture.site,
-        layers=capture.layers,
+        layers=layers,
+        place=capture.layers.index(layers[0]),
         before=capture.before,
         region=region,
         starts=spans[:, 0],
         ends=spans[:, 1],
         first=np.cumsum(lengths) - lengths,
         bounds=np.unique(spans[(spans > 0) & (spans < OPEN)]),
-        dtype=dtype,
+        dtype=str(shape.dtype).removeprefix("torch."),
         reduce=capture.reduce,
         directions=directions,
     )

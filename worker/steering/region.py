@@ -88,20 +88,30 @@ class RegionWriter:
         """Close the file; nothing can be written any more."""
         self._file.close()
 
-    def put(self, rows: npt.NDArray[np.generic], row: int) -> None:
+    def put(self, rows: npt.NDArray[np.generic], row: int, layer: int = 0) -> None:
         """Write rows [n, layers, width] from `row` on; what has no place is left out.
 
+        They are of all layers of the region, or of some that follow each other from `layer` on.
         Raises OSError when the disk is full.
         """
         end = min(row + len(rows), self.shape.rows)
         if end <= row:
             return
         content = np.ascontiguousarray(rows[: end - row], dtype=STORED_AS[self.shape.dtype])
-        left, offset = content.data.cast("B"), self.shape.data_offset + row * self._stride
+        offset = self.shape.data_offset + row * self._stride
+        if content.shape[1] == self.shape.layers:
+            self._write(content, offset)
+        else:
+            offset += layer * (self._stride // self.shape.layers)
+            for number, one in enumerate(content):
+                self._write(one, offset + number * self._stride)
+        self._written[layer : layer + content.shape[1], row:end] = 1
+
+    def _write(self, content: npt.NDArray[np.generic], offset: int) -> None:
+        left = content.data.cast("B")
         while left:
             count = os.pwrite(self._file.fileno(), left, offset)
             left, offset = left[count:], offset + count
-        self._written[:, row:end] = 1
 
 
 def _bitmap(file: Path | FileIO, shape: RegionShape) -> npt.NDArray[np.uint8]:
