@@ -1,6 +1,7 @@
 """GET /healthz (this process answers) and GET /readyz (the service can do its work).
 
-Ready means: Postgres answers, the object store answers, and a worker has proved that it steers.
+Ready means: Postgres answers and has the schema of this code, the object store answers, and a
+worker has proved that it steers.
 Redis is reported but not needed: without it work only starts up to a reconciler period later.
 """
 
@@ -14,6 +15,7 @@ from app.catalog.queue_state import queue_states
 from app.errors import UnavailableError
 from app.kit.answers import json_answer
 from app.kit.db import Database
+from app.kit.migrate import is_behind
 from app.kit.openapi import COUNT, ERROR, STRING, answer, closed, documented
 from app.kit.request_id import request_id_of
 
@@ -21,7 +23,7 @@ log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"])
 
 _CHECKS: Final = {
-    **dict.fromkeys(("postgres", "object_store", "redis", "worker"), STRING),
+    **dict.fromkeys(("postgres", "schema", "object_store", "redis", "worker"), STRING),
     "workers_ready": {"type": "object", "additionalProperties": COUNT},
 }
 _READINESS: Final = {"status": STRING, "checks": closed(_CHECKS)}
@@ -54,12 +56,17 @@ def get_readiness(request: Request) -> Response:
         "redis": "ok" if state.waker.reachable() else "down",
     }
     ready: dict[str, int] = {}
+    checks["schema"] = "unknown"
     if checks["postgres"] == "ok":
+        behind = database.run(is_behind, attempts=1)
+        checks["schema"] = "needs `python -m app migrate`" if behind else "ok"
+    if checks["schema"] == "ok":
         queues = database.run(queue_states, attempts=1)
         ready = {model: queue.workers_ready for model, queue in queues.items()}
     checks["worker"] = "ok" if any(ready.values()) else "none ready"
     checks["workers_ready"] = ready
-    missing = [name for name in ("postgres", "object_store", "worker") if checks[name] != "ok"]
+    needed = ("postgres", "schema", "object_store", "worker")
+    missing = [name for name in needed if checks[name] != "ok"]
     if not missing:
         return json_answer({"status": "ready", "checks": checks})
     error = UnavailableError(f"Not ready: {', '.join(missing)}.", code="not_ready", retry_after=2)

@@ -30,6 +30,8 @@ def build_worker(service: WorkerService, redis_url: str) -> Any:
         # Work that was submitted while the engine started is waiting: look once without being told.
         waker.wake(service.model.name)
 
+    # Somebody listens here: Celery then leaves the process's logs as they are.
+    celery_signals.setup_logging.connect(lambda **_: None, weak=False)
     celery_signals.worker_ready.connect(ready, weak=False)
     celery_signals.worker_shutting_down.connect(
         lambda **_: service.stopping.request("told to stop"), weak=False
@@ -44,6 +46,7 @@ def build_worker(service: WorkerService, redis_url: str) -> Any:
         without_heartbeat=True,
         task_events=False,
         loglevel="WARNING",
+        quiet=True,  # no banner among the log lines
         optimization="fair",
     )
 

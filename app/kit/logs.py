@@ -1,8 +1,10 @@
 """Structured logs: one JSON object a line on standard error, without secrets.
 
 Every process calls `configure_logs` once, before anything else logs. Values given with `extra=`
-become fields of the line, so messages stay constant and can be searched. Prompts, request bodies
-and vectors are never logged; keys and passwords that reach a line by accident are blanked.
+become fields of the line, so messages stay constant and can be searched. `log_fields` adds fields
+to every line that is written inside it (the id of an HTTP request, a Job's id), `stamp_logs` to
+every line of the process. Prompts, request bodies and vectors are never logged; keys and
+passwords that reach a line by accident are blanked.
 """
 
 import json
@@ -10,6 +12,9 @@ import logging
 import re
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 LINE_CHARS_MAX = 16_384
@@ -25,6 +30,8 @@ _SECRETS = (
     (re.compile(r"(\w://[^/\s:@\"']*:)[^@\s\"']+(@)"), r"\1[redacted]\2"),
 )
 _STANDARD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
+_of_process: dict[str, str] = {}
+_of_context: ContextVar[dict[str, str]] = ContextVar("log_fields", default={})  # noqa: B039 (never changed in place)
 
 
 def configure_logs(process: str, *, level: int = logging.INFO) -> None:
@@ -35,8 +42,23 @@ def configure_logs(process: str, *, level: int = logging.INFO) -> None:
     root.handlers[:] = [sink]
     root.setLevel(level)
     logging.captureWarnings(capture=True)
-    for chatty in ("httpx", "alembic.runtime.migration", "kombu", "amqp"):
+    for chatty in ("httpx", "alembic.runtime.migration", "celery", "kombu", "amqp"):
         logging.getLogger(chatty).setLevel(logging.WARNING)
+
+
+def stamp_logs(**fields: str) -> None:
+    """Add fields to every later line of this process, e.g. worker_id."""
+    _of_process.update(fields)
+
+
+@contextmanager
+def log_fields(**fields: str) -> Iterator[None]:
+    """Add fields to every line written inside, by this task and what it starts."""
+    token = _of_context.set({**_of_context.get(), **fields})
+    try:
+        yield
+    finally:
+        _of_context.reset(token)
 
 
 def redact(text: str) -> str:
@@ -63,6 +85,8 @@ class JsonFormatter(logging.Formatter):
             "process": self._process,
             "logger": record.name,
             "message": record.getMessage(),
+            **_of_process,
+            **_of_context.get(),
         }
         line |= {key: value for key, value in vars(record).items() if key not in _STANDARD}
         if record.exc_info:

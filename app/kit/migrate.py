@@ -4,12 +4,15 @@ An advisory lock makes several processes that start at once take turns. lock_tim
 migration from queueing behind a long reader and blocking everyone after it.
 """
 
+from functools import cache
 from pathlib import Path
 
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
 from alembic.script import ScriptDirectory
+
+from app.kit.db import Conn
 
 MIGRATIONS = Path(__file__).resolve().parents[2] / "migrations"
 _LOCK_ID = 7_415_332  # any number, the same in every process
@@ -37,6 +40,24 @@ def migrate(url: str) -> str:
 def newest_revision() -> str:
     """Name the revision that this code needs."""
     return ScriptDirectory.from_config(_config()).get_current_head() or ""
+
+
+def is_behind(conn: Conn) -> bool:
+    """Tell whether the schema lacks a migration of this code; a newer schema lacks none."""
+    found = conn.execute("SELECT to_regclass('alembic_version') IS NOT NULL AS made").fetchone()
+    if found is None or not found["made"]:
+        return True
+    row = conn.execute("SELECT version_num FROM alembic_version").fetchone()
+    known, newest = _revisions()
+    return row is None or (row["version_num"] in known and row["version_num"] != newest)
+
+
+@cache
+def _revisions() -> tuple[frozenset[str], str]:
+    """Name every revision that this code knows, and the newest."""
+    script = ScriptDirectory.from_config(_config())
+    known = frozenset(revision.revision for revision in script.walk_revisions())
+    return known, script.get_current_head() or ""
 
 
 def _config() -> Config:

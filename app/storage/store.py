@@ -35,6 +35,8 @@ _SEGMENT = re.compile(r"[A-Za-z0-9_=][A-Za-z0-9_=.\-]*\Z")
 _CLIENT: "ClientConfig" = {
     "connect_timeout": timedelta(seconds=5),
     "timeout": timedelta(seconds=60),
+    # An endpoint of the operator's own may be http://; addresses of cloud stores are https://.
+    "allow_http": True,
 }
 _RETRY: "RetryConfig" = {"max_retries": 5, "retry_timeout": timedelta(seconds=60)}
 
@@ -66,11 +68,13 @@ def checked_key(key: str) -> str:
     return key
 
 
-def open_store(url: str) -> "ObjectStore":
+def open_store(url: str, *, links: bool = True, link_endpoint: str | None = None) -> "ObjectStore":
     """Open the store at `url` (file:///folder, s3://bucket/prefix, gs://…, az://…).
 
-    A local folder is made when missing. Credentials of a remote store come from where its own
-    tools look for them. Raises ValueError for a URL that names no store.
+    A local folder is made when missing. Credentials and endpoint of a remote store come from
+    where its own tools look for them (AWS_… variables). Presigned links are made unless `links`
+    is false; they name `link_endpoint` where clients reach an S3 store by another address than
+    this process does. Raises ValueError for a URL that names no store.
     """
     parts = urlsplit(url)
     if parts.scheme == "file":
@@ -83,16 +87,36 @@ def open_store(url: str) -> "ObjectStore":
     if parts.scheme not in ("s3", "gs", "az") or not parts.netloc:
         msg = f"TILLER_OBJECT_STORE must be file:///…, s3://…, gs://… or az://…, not {url!r}"
         raise ValueError(msg)
-    return ObjectStore(from_url(url, client_options=_CLIENT, retry_config=_RETRY), None)
+    if parts.scheme != "s3":
+        backend = from_url(url, client_options=_CLIENT, retry_config=_RETRY)
+        signer = backend if links and isinstance(backend, GCSStore) else None
+        return ObjectStore(backend, None, signer=signer)
+    # One object is deleted at a time; what S3 stores answer to a list of one differs.
+    bucket = S3Store.from_url(
+        url, client_options=_CLIENT, retry_config=_RETRY, disable_bulk_delete=True
+    )
+    if not links:
+        return ObjectStore(bucket, None)
+    if link_endpoint is None:
+        return ObjectStore(bucket, None, signer=bucket)
+    outside = S3Store.from_url(url, client_options=_CLIENT, endpoint=link_endpoint)
+    return ObjectStore(bucket, None, signer=outside)
 
 
 class ObjectStore:
     """Whole objects by key: put, read, list, delete. Safe to share between threads."""
 
-    def __init__(self, backend: "Backend", folder: Path | None) -> None:
-        """Wrap a backend; `folder` is its root when it is a local one."""
+    def __init__(
+        self,
+        backend: "Backend",
+        folder: Path | None,
+        *,
+        signer: "S3Store | GCSStore | None" = None,
+    ) -> None:
+        """Wrap a backend; `folder` is its root when it is a local one, `signer` makes links."""
         self._backend = backend
         self._folder = folder
+        self._signer = signer
 
     def put_file(self, path: Path, key: str) -> None:
         """Store a local file's content under `key`, whole or not at all; a big one in parts."""
@@ -167,9 +191,9 @@ class ObjectStore:
     def presign(self, key: str, seconds: int) -> str | None:
         """Make a link that reads the object without a key for `seconds`; None where none exists."""
         checked_key(key)
-        if not isinstance(self._backend, S3Store | GCSStore):
+        if self._signer is None:
             return None
-        return obstore.sign(self._backend, "GET", key, timedelta(seconds=seconds))
+        return obstore.sign(self._signer, "GET", key, timedelta(seconds=seconds))
 
     def check(self) -> None:
         """Prove that the store can be reached; raises what the store raises."""
