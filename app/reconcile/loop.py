@@ -17,6 +17,7 @@ from types import FrameType
 from app.kit.db import Database
 from app.queue import Waker
 from app.reconcile import steps
+from app.reconcile.samples import take_sample
 from app.results.finalize import finalize_job
 from app.results.orphans import collect_orphan_parts
 from app.settings import Settings
@@ -86,6 +87,7 @@ def all_steps(database: Database, store: ObjectStore, waker: steps.SupportsWake)
         ),
         Step("wake_models", partial(steps.wake_models, database, waker)),
         Step("mark_dead_workers", partial(steps.mark_dead_workers, database)),
+        Step("take_sample", partial(take_sample, database)),
         Step(
             "forget_old_idempotency_keys",
             partial(steps.forget_old_idempotency_keys, database),

@@ -6,18 +6,15 @@ ledger does not add up gets no new Holds, and somebody is told.
 """
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Protocol
 from uuid import UUID
 
-import psycopg
-
 from app.completions.records import end_overdue
 from app.jobs import claims, workers
-from app.jobs.invariants import check_invariants
+from app.jobs.audit_runs import note_run, run_rules, snapshot, started_at
 from app.jobs.lifecycle import due_jobs, expire_job, finishable_jobs
-from app.kit.db import Conn, Database
+from app.kit.db import Database
 from app.ledger.holds import stop_holds
 from app.ledger.invariants import Violation
 
@@ -148,8 +145,12 @@ def audit(database: Database) -> list[Violation]:
 
     Nothing is repaired: a person has to understand it first.
     """
-    with _snapshot(database) as conn:
-        violations = check_invariants(conn)
+    with snapshot(database, statement_seconds=AUDIT_STATEMENT_SECONDS) as conn:
+        began_at, outcomes = started_at(conn), run_rules(conn)
+    for outcome in outcomes:
+        if outcome.outcome == "unfinished":
+            log.warning("invariant not checked in time", extra={"invariant": outcome.name})
+    violations = [item for outcome in outcomes for item in outcome.violations]
     for violation in violations:
         log.error(
             "invariant broken",
@@ -165,24 +166,6 @@ def audit(database: Database) -> list[Violation]:
             with database.transaction() as conn:
                 reason = f"{violation.invariant}: {violation.detail}"
                 stop_holds(conn, UUID(violation.subject), reason)
-    return violations
-
-
-@contextmanager
-def _snapshot(database: Database) -> Iterator[Conn]:
-    """Give a read-only transaction that sees one instant, with time for large tables."""
     with database.transaction() as conn:
-        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        conn.read_only = True
-        try:
-            conn.execute(
-                "SELECT set_config('statement_timeout', %s, true)",
-                [f"{AUDIT_STATEMENT_SECONDS}s"],
-            )
-            yield conn
-            conn.rollback()
-        finally:
-            if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                conn.rollback()
-            conn.isolation_level = None
-            conn.read_only = None
+        note_run(conn, began_at, outcomes, run_by="the reconciler")
+    return violations

@@ -7,7 +7,6 @@ wanted row, one at a time. Memory is the rows that were asked for, which are cap
 group. A reference that cannot be served gets a sentence that says why.
 """
 
-import io
 from bisect import bisect_right
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
@@ -27,6 +26,7 @@ from app.jobs.states import RequestState
 from app.kit.db import Conn, Database
 from app.kit.ids import public_id
 from app.results.schema import RESIDUAL_STREAM
+from app.results.stored_file import StoredFile
 from app.steering.spec import Capture, Reduce, capture_from_json
 from app.steering.vectors import Vector
 from app.storage import ObjectStore, job_key
@@ -242,7 +242,7 @@ def _files(
 
 def _copy_rows(store: ObjectStore, file: _File, items: list[_Wanted], bytes_max: int) -> int:
     """Copy what is wanted of one file into `items`; give how many bytes that is."""
-    source = _StoredFile(store, job_key(file.job_id, file.path), file.bytes)
+    source = StoredFile(store, job_key(file.job_id, file.path), file.bytes)
     with pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=True) as parquet:
         kind = parquet.schema_arrow.field(-1).type
         value = parquet.schema_arrow.names[-1]
@@ -314,43 +314,6 @@ def _vector(item: _Wanted) -> Vector | str:
         return f"{_request(item.ref)} captured a number that is not finite"
     values, item.values = item.values, None
     return Vector("float32", values.shape, values.astype("<f4", copy=False).tobytes())
-
-
-class _StoredFile(io.RawIOBase):
-    """An object of known size, read by ranges."""
-
-    def __init__(self, store: ObjectStore, key: str, size: int) -> None:
-        super().__init__()
-        self._store = store
-        self._key = key
-        self._size = size
-        self._at = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
-        self._at = start + offset
-        return self._at
-
-    def read(self, size: int = -1) -> bytes:
-        end = self._size if size < 0 else min(self._at + size, self._size)
-        if end <= self._at:
-            return b""
-        data = self._store.get_range(self._key, self._at, end)
-        self._at = end
-        return data
-
-    def size(self) -> int:
-        """Give the whole size in bytes."""
-        return self._size
 
 
 def _request(ref: RowsOf) -> str:

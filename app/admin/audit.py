@@ -1,0 +1,59 @@
+"""The audit log: one row for every act at the dashboard, written in the act's own transaction.
+
+Rows are added, never changed (a trigger refuses it). `before` and `after` hold the fields that the
+act changed; secrets, prompts and texts never enter them.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID
+
+from psycopg.types.json import Jsonb
+
+from app.admin.access import Operator
+from app.kit.db import Conn
+
+Fields = Mapping[str, Any]
+
+
+def record(
+    conn: Conn,
+    operator: Operator | None,
+    action: str,
+    target: str,
+    *,
+    before: Fields | None = None,
+    after: Fields | None = None,
+    address: str | None = None,
+    token: UUID | None = None,
+) -> bool:
+    """Write down one act; `target` is the public id of what it was done to ("job_…", "acct_…").
+
+    `operator` is None while nobody is logged in. `token` names a form that may be sent twice but
+    counts once: False when an act with it was recorded before, and then nothing is written.
+    """
+    written = conn.execute(
+        """
+        INSERT INTO audit_log (key_id, session_id, name, role, action, target, before, after,
+            address, form_token)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+        ON CONFLICT (form_token) DO NOTHING
+        """,
+        [
+            *(None if operator is None else operator.key_id,),
+            *(None if operator is None else operator.session_id,),
+            *("nobody" if operator is None else operator.name,),
+            *(None if operator is None else operator.role,),
+            *(action, target),
+            *(None if before is None else Jsonb(dict(before)),),
+            *(None if after is None else Jsonb(dict(after)),),
+            *(address, token),
+        ],
+    )
+    return written.rowcount == 1
+
+
+def was_recorded(conn: Conn, token: UUID) -> bool:
+    """Tell whether the form with this token was carried out already."""
+    row = conn.execute("SELECT 1 FROM audit_log WHERE form_token = %s", [token]).fetchone()
+    return row is not None

@@ -1,0 +1,151 @@
+"""The pages of the audit log: newest first, filtered by act, thing and key, read by key."""
+
+import json
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final
+from uuid import UUID
+
+from fastapi import APIRouter, Request
+from fastapi.responses import HTMLResponse
+
+from app.admin.access import LOGGED_IN
+from app.admin.accounts import entry_id_of
+from app.admin.pages import render
+from app.kit.db import Conn
+from app.kit.deps import DatabaseDep
+from app.kit.ids import parse_id, public_id
+
+router = APIRouter()
+
+PAGE: Final = 50
+# Every act there is, and what a reader calls it.
+ACTIONS: Final = {
+    "login": "logged in",
+    "login_failed": "failed to log in",
+    "logout": "logged out",
+    "account.create": "created an account",
+    "tokens.grant": "granted tokens",
+    "tokens.reversal": "took tokens back",
+    "key.create": "created a key",
+    "key.revoke": "revoked a key",
+    "holds.stop": "stopped Holds",
+    "holds.allow": "allowed Holds",
+    "job.cancel": "cancelled a Job",
+    "jobs.cancel": "cancelled Jobs",
+    "worker.drain": "drained a worker",
+    "worker.undrain": "took a drain back",
+    "invariants.run": "ran the invariants",
+}
+# Where the thing that was acted on has a page.
+PLACES: Final = {"acct_": "/admin/accounts/", "job_": "/admin/jobs/"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AuditEntry:
+    """One act as it was written down."""
+
+    id: int
+    at: datetime
+    key_id: UUID | None
+    session_id: UUID | None
+    name: str
+    role: str | None
+    action: str
+    target: str
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+    address: str | None
+
+    @property
+    def act(self) -> str:
+        """Say what was done."""
+        return ACTIONS.get(self.action, self.action)
+
+    @property
+    def place(self) -> str | None:
+        """Give the address of the page of what it was done to, if it has one."""
+        for prefix, address in PLACES.items():
+            if self.target.startswith(prefix):
+                return address + self.target
+        return None
+
+    @property
+    def key_ref(self) -> str | None:
+        """Write the id of the key that acted."""
+        return None if self.key_id is None else public_id("key", self.key_id)
+
+    @property
+    def changes(self) -> list[tuple[str, str | None, str | None]]:
+        """List each field with its value before and after; None where there was none."""
+        before, after = self.before or {}, self.after or {}
+        changes = ((name, _shown(before, name), _shown(after, name)) for name in before | after)
+        return [change for change in changes if change[1:] != (None, None)]
+
+
+@router.get("/audit", dependencies=[LOGGED_IN])
+def show_audit_log(request: Request, database: DatabaseDep) -> HTMLResponse:
+    """List acts, newest first; `action`, `target` and `key` filter, `before` pages."""
+    query = request.query_params
+    action, target, key = (query.get(name, "").strip() for name in ("action", "target", "key"))
+    key_id = parse_id("key", key)
+    before = entry_id_of(query.get("before"))
+    entries: list[AuditEntry] = []
+    if not key or key_id is not None:
+        entries = database.run(
+            lambda conn: list_audit(
+                conn, action=action or None, target=target or None, key_id=key_id, before=before
+            )
+        )
+    return render(
+        request,
+        "audit.html",
+        entries=entries[:PAGE],
+        older=entries[PAGE - 1].id if len(entries) > PAGE else None,
+        first=before is None,
+        actions=list(ACTIONS.items()),
+        action=action,
+        target=target,
+        key=key,
+    )
+
+
+def list_audit(
+    conn: Conn,
+    *,
+    action: str | None = None,
+    target: str | None = None,
+    key_id: UUID | None = None,
+    before: int | None = None,
+) -> list[AuditEntry]:
+    """Read one page of the audit log and one row more."""
+    rows = conn.execute(
+        """
+        SELECT id, at, key_id, session_id, name, role, action, target, before, after, address
+        FROM audit_log
+        WHERE (%(action)s::text IS NULL OR action = %(action)s)
+            AND (%(target)s::text IS NULL OR target = %(target)s)
+            AND (%(key_id)s::uuid IS NULL OR key_id = %(key_id)s)
+            AND (%(before)s::bigint IS NULL OR id < %(before)s)
+        ORDER BY id DESC LIMIT %(limit)s
+        """,
+        {
+            "action": action,
+            "target": target,
+            "key_id": key_id,
+            "before": before,
+            "limit": PAGE + 1,
+        },
+    ).fetchall()
+    return [AuditEntry(**row) for row in rows]
+
+
+def _shown(fields: dict[str, Any], name: str) -> str | None:
+    if name not in fields or fields[name] is None:
+        return None
+    value = fields[name]
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, list) and all(isinstance(item, str) for item in value):
+        return ", ".join(value)
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)

@@ -1,0 +1,104 @@
+"""Lists of requests: the walk by index, filters, bounded looks."""
+
+import re
+
+import pytest
+
+from app.admin import request_reads
+from app.admin.request_reads import RequestFilter, list_page
+from app.jobs.claims import finish_shard
+from app.jobs.states import RequestState
+from app.kit.ids import public_id
+from tests.admin.people import Dashboard
+from tests.fixtures.builders import Builders, errored, succeeded
+from tests.fixtures.parts import named_part
+
+INDEX = re.compile(r'/requests/(\d+)">')
+
+
+@pytest.fixture
+def job(dashboard: Dashboard):
+    """A Job of 130 requests: the first shard ended with two errors, the second is leased."""
+    builders = Builders(dashboard.database)
+    made = builders.a_job(requests=130, shard_size=20)
+    worker = builders.a_worker()
+    first = builders.a_lease(worker)
+    with dashboard.database.transaction() as conn:
+        results = [*succeeded([n for n in range(20) if n not in (4, 9)]), *errored([4, 9])]
+        assert finish_shard(conn, first, results, named_part(first))
+    builders.a_lease(worker)
+    return made
+
+
+def test_a_walk_over_all_pages_sees_every_request_once(dashboard: Dashboard, job):
+    browser = dashboard.browser("read-only")
+    path = f"/admin/jobs/{public_id('job', job.id)}/requests"
+    seen: list[int] = []
+    while path:
+        text = browser.get(path).text
+        seen += map(int, INDEX.findall(text))
+        older = re.search(r'href="([^"]+)" rel="next"', text)
+        path = older[1].replace("&amp;", "&") if older else ""
+    assert seen == list(range(130))
+
+
+@pytest.mark.parametrize(
+    ("state", "indices"),
+    [
+        (RequestState.succeeded, [n for n in range(20) if n not in (4, 9)]),
+        (RequestState.errored, [4, 9]),
+        (RequestState.running, list(range(20, 40))),
+        (RequestState.pending, list(range(40, 130))),
+        (RequestState.cancelled, []),
+    ],
+)
+@pytest.mark.parametrize("scan", [7, 20_000])
+def test_a_state_is_found_in_bounded_looks(
+    dashboard: Dashboard, job, *, state, indices, scan, monkeypatch
+):
+    monkeypatch.setattr(request_reads, "SCAN_MAX", scan)
+    found: list[int] = []
+    after = -1
+    with dashboard.database.transaction() as conn:
+        for _ in range(40):
+            page = list_page(conn, job.id, RequestFilter(state), total=130, after=after)
+            found += [row.request_index for row in page.rows]
+            assert all(row.state == state for row in page.rows)
+            if page.next is None:
+                break
+            assert page.next > after
+            after = page.next
+        else:
+            pytest.fail("the walk does not end")
+    assert found == indices
+
+
+def test_a_code_leads_to_its_requests_with_their_messages(dashboard: Dashboard, job):
+    browser = dashboard.browser("read-only")
+    path = f"/admin/jobs/{public_id('job', job.id)}/requests"
+    text = browser.get(f"{path}?code=steering_failed").text
+    assert list(map(int, INDEX.findall(text))) == [4, 9]
+    assert "It failed." in text
+    assert "No request matches" in browser.get(f"{path}?code=other").text
+    assert "No request matches" in browser.get(f"{path}?custom_id=none").text
+
+
+@pytest.mark.parametrize("index", ["130", "01", "-1", "x", "9" * 30])
+def test_a_request_that_does_not_exist_is_a_page_with_404(dashboard: Dashboard, job, index):
+    browser = dashboard.browser("read-only")
+    answer = browser.get(f"/admin/jobs/{public_id('job', job.id)}/requests/{index}")
+    assert answer.status_code == 404
+
+
+def test_a_waiting_request_shows_its_open_hold(dashboard: Dashboard, job):
+    browser = dashboard.browser("read-only")
+    text = browser.get(f"/admin/jobs/{public_id('job', job.id)}/requests/100").text
+    assert "No text yet" in text
+    assert "open</span>" in text
+
+
+def test_an_errored_request_shows_why_and_that_nothing_was_charged(dashboard: Dashboard, job):
+    browser = dashboard.browser("read-only")
+    text = browser.get(f"/admin/jobs/{public_id('job', job.id)}/requests/4").text
+    assert "steering_failed" in text
+    assert "released</span>" in text
