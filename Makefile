@@ -17,7 +17,7 @@ DATA ?= data
 PORT ?= 8400
 JOBS ?= 2
 
-.PHONY: help venv demo patching up test lint format parity parity-full mutants lock clean
+.PHONY: help venv demo patching up test lint format parity parity-full fuzz mutants lock clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z%-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-11s %s\n", $$1, $$2}'
@@ -59,6 +59,9 @@ parity: $(STAMP)  ## each op, site, form, family and condition against Hugging F
 parity-full: $(STAMP)  ## the same, with 5,000 random requests instead of 200
 	@TILLER_PARITY=full TILLER_PARITY_DRAWS=5000 $(PY) -m pytest tests/parity $(ARGS)
 
+fuzz: $(STAMP)  ## schemathesis over the whole API, 500 examples an operation, a new seed
+	@TILLER_SCHEMATHESIS_EXAMPLES=500 $(PY) -m pytest -s tests/openapi_fuzz $(ARGS)
+
 mutants: $(STAMP)  ## break one small thing after the other in a copy; a test must see each
 	@$(PY) -m tests.mutants.run $(ARGS)
 
@@ -71,6 +74,7 @@ lock: $(STAMP)  ## write the installed versions into requirements.lock
 		--exclude torchaudio --exclude torchcodec | sed 's/^\(torch==[0-9.]*\)+cpu$$/\1/' \
 		>> requirements.lock.new
 	@mv requirements.lock.new requirements.lock
+	@$(PY) -m tests.containers.locks  # the images' own
 
 clean:  ## remove caches and the demo's output; .venv and data stay
 	@rm -rf demo build *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

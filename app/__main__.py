@@ -14,6 +14,7 @@ from app.settings import load_settings
 KEEP_ALIVE_SECONDS = 75  # longer than load balancers keep idle connections, so they close first
 GRACE_SECONDS = 5
 BACKLOG = 1024
+OPERATORS = "operators"  # the account of dashboard keys that are made on the command line
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -122,12 +123,52 @@ def create_key(options: argparse.Namespace) -> int:
     return 0
 
 
+def create_admin(options: argparse.Namespace) -> int:
+    """Create a key for the dashboard and print it; it belongs to the account `operators`."""
+    from app.accounts import accounts
+    from app.kit.db import Database
+    from app.kit.ids import public_id
+
+    settings = load_settings()
+    database = Database(settings.database_url, size_max=1)
+    pepper = settings.key_pepper.get_secret_value()
+    with database.transaction() as conn:
+        account_id = accounts.find_account(conn, OPERATORS) or accounts.create_account(
+            conn, OPERATORS
+        )
+        key = accounts.create_key(
+            conn, account_id, pepper, name=options.name, scopes={"admin"}, role=options.role
+        )
+    database.close()
+    _say(
+        json.dumps({"key": public_id("key", key.id), "role": options.role, "admin_key": key.secret})
+    )
+    return 0
+
+
+def check(options: argparse.Namespace) -> int:
+    """Tell whether a part on this machine works: what a container's health check asks."""
+    from app.check import CheckSettings
+    from app.check import check as find_fault
+
+    fault = find_fault(options.part, CheckSettings())
+    if fault is not None:
+        _say(fault)
+    return 0 if fault is None else 1
+
+
 def openapi(_options: argparse.Namespace) -> int:
     """Print the OpenAPI document."""
     from app.main import create_app
 
     _say(json.dumps(create_app(load_settings()).openapi(), indent=1))
     return 0
+
+
+COMMANDS = (
+    *(serve, reconcile, up, migrate),
+    *(create_account, create_key, create_admin, check, openapi),
+)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -140,12 +181,14 @@ def main(arguments: list[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m app", description="Parts of Tiller.")
     commands = parser.add_subparsers(required=True, metavar="command")
-    for command in (serve, reconcile, up, migrate, create_account, create_key, openapi):
+    for command in COMMANDS:
         name = command.__name__.replace("_", "-")
         sub = commands.add_parser(name, help=command.__doc__, description=command.__doc__)
         sub.set_defaults(run=command)
         if command is serve:
             sub.add_argument("--fd", type=int, help="serve on this open socket")
+        elif command is check:
+            sub.add_argument("part", choices=("api", "reconciler", "worker"))
         elif command is up:
             sub.add_argument("--data-dir", type=Path, default=Path("data"), help="default: ./data")
             sub.add_argument("--port", type=int, default=8400, help="0 takes a free one")
@@ -154,6 +197,14 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--name", required=True)
             sub.add_argument(
                 "--scope", action="append", help="may be repeated; default: all but admin"
+            )
+        elif command is create_admin:
+            sub.add_argument("--name", required=True, help="who will use it")
+            sub.add_argument(
+                "--role",
+                default="admin",
+                choices=["read-only", "operator", "admin"],
+                help="default: admin",
             )
         if command is create_account:
             sub.add_argument("--grant", type=int, default=0, metavar="TOKENS")

@@ -15,10 +15,14 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.routing import Route
 
-from app import health
+from app import health, metrics
+from app.accounts.places import Places
+from app.accounts.rate import RateHeadersMiddleware, RateLimits
+from app.admin.dashboard import DashboardMiddleware, create_dashboard
 from app.catalog import endpoints as catalog_endpoints
 from app.catalog import load_catalog
 from app.catalog import openapi as catalog_openapi
+from app.catalog.norms import TypicalNorms
 from app.completions import endpoints as completions_endpoints
 from app.completions import openapi as completions_openapi
 from app.completions import tokenize
@@ -36,9 +40,11 @@ from app.jobs import openapi as jobs_openapi
 from app.kit.answers import error_answer
 from app.kit.body_limit import BodyLimitMiddleware
 from app.kit.db import Database, DatabaseUnavailableError
-from app.kit.openapi import FAILURES, describe
+from app.kit.openapi import FAILURES, describe, operation_id
 from app.kit.request_id import RequestIdMiddleware
+from app.kit.traffic import TrafficMiddleware
 from app.ledger import endpoints as ledger_endpoints
+from app.ledger import openapi as ledger_openapi
 from app.queue import Waker
 from app.results import endpoints as results_endpoints
 from app.results import openapi as results_openapi
@@ -61,12 +67,14 @@ ROUTERS = (
     ledger_endpoints.router,
     limits_endpoints.router,
     health.router,
+    metrics.router,
 )
 # What the OpenAPI document calls things.
 SCHEMAS = {
     **catalog_openapi.SCHEMAS,
     **completions_openapi.SCHEMAS,
     **jobs_openapi.SCHEMAS,
+    **ledger_openapi.SCHEMAS,
     **results_openapi.SCHEMAS,
     **vectors_openapi.SCHEMAS,
 }
@@ -79,6 +87,7 @@ def create_app(settings: Settings) -> FastAPI:
         docs_url=None,
         redoc_url=None,
         redirect_slashes=False,
+        generate_unique_id_function=operation_id,
         lifespan=_lifespan,
     )
     app.state.settings = settings
@@ -87,7 +96,10 @@ def create_app(settings: Settings) -> FastAPI:
     describe(app, SCHEMAS)
     # Added last is outermost: every answer has an id, a 413 too.
     app.add_middleware(BodyLimitMiddleware, bytes_max=settings.limits.body_bytes)
+    app.add_middleware(RateHeadersMiddleware)
+    app.add_middleware(DashboardMiddleware, dashboard=create_dashboard(app.state))
     app.add_middleware(RequestIdMiddleware)
+    app.add_middleware(TrafficMiddleware, traffic=metrics.prepare_metrics(app))
     app.add_exception_handler(ApiError, _answer_api_error)
     app.add_exception_handler(HTTPException, _answer_http_exception)
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
@@ -101,10 +113,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     app.state.waiters = 0
     app.state.catalog = load_catalog(settings.models_file)
-    app.state.store = open_store(settings.object_store)
+    app.state.store = open_store(
+        settings.object_store,
+        links=settings.download_links,
+        link_endpoint=settings.download_endpoint,
+    )
     app.state.waker = Waker(settings.redis_url)
     app.state.database = Database(settings.database_url, size_max=settings.database_connections)
     app.state.desk = Desk(app.state.database, settings.redis_url)
+    app.state.rates = RateLimits(settings.redis_url, settings.limits)
+    app.state.places = Places(
+        total_max=settings.limits.completions_waiting,
+        key_max=settings.limits.completions_waiting_key,
+    )
+    app.state.norms = TypicalNorms(app.state.database)
     app.state.captured = CapturedRows(
         app.state.database, app.state.store, bytes_max=settings.limits.captured_bytes
     )
@@ -112,6 +134,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await app.state.desk.close()
+        app.state.rates.close()
         app.state.database.close()
         app.state.waker.close()
 

@@ -72,6 +72,24 @@ class Limits(BaseModel):
     errors_reported: int = Field(100, description="Most single errors listed in one answer.")
     list_page: int = Field(100, description="Largest page of a list.")
     live_jobs: int = Field(200, description="Most unfinished Jobs of one account.")
+    completions_per_minute: int = Field(
+        600, ge=0, description="Most POST /v1/completions of one key in 60 seconds; 0: no limit."
+    )
+    creates_per_minute: int = Field(
+        100,
+        ge=0,
+        description="Most other POST requests that create something (Jobs, vectors) of one key in "
+        "60 seconds; 0: no limit.",
+    )
+    requests_per_minute: int = Field(
+        1200, ge=0, description="Most other POST requests of one key in 60 seconds; 0: no limit."
+    )
+    completions_waiting_key: int = Field(
+        64, description="Most Completions of one key that one API process waits for at once."
+    )
+    completions_waiting: int = Field(
+        256, description="Most Completions that one API process waits for at once."
+    )
     wait_seconds: int = Field(60, description="Longest ?wait of a Job, in seconds.")
     expires_seconds_min: int = Field(60, description="Shortest life of a Job, in seconds.")
     expires_seconds_max: int = Field(14 * 86400, description="Longest life of a Job, in seconds.")
@@ -92,6 +110,20 @@ class Settings(BaseSettings):
         min_length=16,
         description="Secret mixed into the digests of API keys; at least 16 characters.",
     )
+    metrics_token: SecretStr | None = Field(
+        None,
+        min_length=16,
+        description="Bearer token of GET /metrics; without one, only this machine may read it.",
+    )
+    download_links: bool = Field(
+        default=True,
+        description="Send downloads to presigned links where the object store makes them; false: "
+        "every byte goes through the API.",
+    )
+    download_endpoint: str | None = Field(
+        None,
+        description="https://… of the S3 store as clients reach it, when servers use another one.",
+    )
     host: str = Field("127.0.0.1", description="Address that the API listens on.")
     port: int = Field(8400, description="Port that the API listens on.")
     database_connections: int = Field(
@@ -110,6 +142,29 @@ class Settings(BaseSettings):
     )
     completion_seconds: float = Field(
         600.0, gt=0, description="Longest life of a Completion, waiting included, in seconds."
+    )
+    admin_idle_seconds: float = Field(
+        3600.0, gt=0, description="A dashboard session ends after so long without a request."
+    )
+    admin_session_seconds: float = Field(
+        12 * 3600.0, gt=0, description="Longest life of a dashboard session, in seconds."
+    )
+    admin_https: bool = Field(
+        False,
+        description="The dashboard is reached over https alone (a proxy ends TLS): its cookie is "
+        "Secure whatever this process sees.",
+    )
+    admin_form_bytes: int = Field(
+        64 * 1024, description="Largest form that the dashboard takes, in bytes."
+    )
+    admin_login_failures: int = Field(
+        10, ge=1, description="Failed logins from one address until further ones must wait."
+    )
+    admin_login_wait_seconds: float = Field(
+        900.0, gt=0, description="How long a failed login counts, in seconds."
+    )
+    admin_live_streams: int = Field(
+        40, ge=0, description="Most live streams of the dashboard that one API process keeps open."
     )
     default_expires_seconds: int = Field(7 * 86400, description="Life of a Job unless it says so.")
     limits: Limits = Limits()

@@ -36,6 +36,8 @@ async def start_vllm(model: ServedModel, scratch: Path) -> Engine:
         kv_cache_bytes=model.kv_cache_bytes,
         mode=model.mode,
         threads=model.threads,
+        tensor_parallel_size=model.tensor_parallel_size,
+        pipeline_parallel_size=model.pipeline_parallel_size,
         scratch_dir=scratch,
     )
     return await VllmEngine.start(config)

@@ -1,4 +1,5 @@
-"""Writes what an engine gave for a Completion as the JSON that app.completions.answer reads.
+"""Writes what an engine gave for a Completion as the JSON that app.completions.answer reads, whole
+or as the pieces of a stream.
 
 Tensors are encoded here, because captured rows lie in this machine's memory: one zstd frame of
 little-endian numbers in base64; bfloat16 travels as int16 bit patterns.
@@ -12,6 +13,7 @@ import numpy as np
 import orjson
 import pyarrow as pa
 
+from worker.engine.protocol import Piece
 from worker.outcomes import CaptureRows, Choice, Succeeded, TokenLogprob
 
 
@@ -24,21 +26,52 @@ def answer_bytes(outcomes: Sequence[Succeeded]) -> bytes:
         raise ValueError(msg) from error
 
 
+def stream_end_bytes(outcomes: Sequence[Succeeded]) -> bytes:
+    """Write what follows the tokens of a stream: how many they were, and the captures."""
+    return orjson.dumps(
+        [
+            {
+                "completion_tokens": outcome.completion_tokens,
+                "captures": _captures(outcome),
+            }
+            for outcome in outcomes
+        ]
+    )
+
+
+def pieces_bytes(pieces: Sequence[tuple[int, Piece]]) -> bytes:
+    """Write pieces, each with the place of its prompt. Raises ValueError for text that is none."""
+    try:
+        return orjson.dumps([_piece(place, piece) for place, piece in pieces])
+    except TypeError as error:  # a lone surrogate
+        msg = f"The tokens cannot be written as JSON: {error}"
+        raise ValueError(msg) from error
+
+
 def _outcome(outcome: Succeeded) -> dict[str, Any]:
-    listed = outcome.prompt_logprobs
     return {
-        "choices": [_choice(choice) for choice in outcome.choices],
-        "prompt_logprobs": None
-        if listed is None
-        else [None if token is None else _alternatives(token) for token in listed],
-        "captures": {capture.name: encode_capture(capture) for capture in outcome.captures},
+        "choices": [{"index": choice.index, **_made(choice)} for choice in outcome.choices],
+        "prompt_logprobs": _prompt_logprobs(outcome.prompt_logprobs),
+        "captures": _captures(outcome),
     }
 
 
-def _choice(choice: Choice) -> dict[str, Any]:
+def _captures(outcome: Succeeded) -> dict[str, Any]:
+    return {capture.name: encode_capture(capture) for capture in outcome.captures}
+
+
+def _piece(place: int, piece: Piece) -> dict[str, Any]:
+    return {
+        "place": place,
+        "index": piece.choice,
+        **_made(piece),
+        "prompt_logprobs": _prompt_logprobs(piece.prompt_logprobs),
+    }
+
+
+def _made(choice: Choice | Piece) -> dict[str, Any]:
     top = choice.top_logprobs
     return {
-        "index": choice.index,
         "text": choice.text,
         "token_ids": choice.token_ids,
         "finish_reason": choice.finish_reason,
@@ -46,6 +79,14 @@ def _choice(choice: Choice) -> dict[str, Any]:
         "token_logprobs": choice.token_logprobs,
         "top_logprobs": None if top is None else [_alternatives(token) for token in top],
     }
+
+
+def _prompt_logprobs(
+    listed: Sequence[Sequence[TokenLogprob] | None] | None,
+) -> list[list[tuple[int, str, float]] | None] | None:
+    if listed is None:
+        return None
+    return [None if token is None else _alternatives(token) for token in listed]
 
 
 def _alternatives(token: Sequence[TokenLogprob]) -> list[tuple[int, str, float]]:

@@ -1,18 +1,22 @@
 """Completions in the worker: taken from Redis, run beside Jobs, settled, answered.
 
     take (a thread of its own) -> claim -> engine -> put the answer -> settle -> ring
+                                             `-> tokens, where they are streamed
 
 A listener that waits in Redis is not bothered by a drain that runs for hours, nor by an idle
 Celery. What a client left, or whose time is over, is aborted within a second: its row says so.
 An answer is put before its row is settled, so that nobody pays for one that got lost; the API
-reads it only once the row says that it counts.
+reads it only once the row says that it counts. A stream that nobody reads any more is aborted as
+well; its row is ended here, and charged what the engine had made by then.
 """
 
 import asyncio
+import contextlib
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 from uuid import UUID
@@ -21,6 +25,7 @@ from app.completions.line import BROKER_ERRORS, Line
 from app.completions.records import (
     ClaimedCompletion,
     Failure,
+    cancel_completion,
     claim_completion,
     end_overdue,
     fail_completion,
@@ -30,12 +35,14 @@ from app.completions.records import (
 from app.completions.salt import salt_for
 from app.completions.spec import RequestSpec
 from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
-from worker.completion_answer import answer_bytes
-from worker.engine.protocol import Engine, EngineDeadError, EngineRequestError
+from worker.completion_answer import answer_bytes, stream_end_bytes
+from worker.completion_stream import NO_BROKER, TokenSender, TokenStream
+from worker.engine.protocol import Engine, EngineDeadError, EngineRequestError, Piece
 from worker.failpoints import failpoint
 from worker.heartbeat import Speedometer
 from worker.outcomes import Errored, Succeeded
 from worker.stopping import Stopping
+from worker.unlisted import AdmittedCompletion, Gate
 from worker.vectors import VectorShelf, vector_ids
 
 log = logging.getLogger(__name__)
@@ -46,9 +53,24 @@ THREADS = 4
 LOOK_SECONDS = 0.5  # between two looks whether running Completions are still wanted
 STOPPED = Failure("worker_stopped", "The worker was stopped. Send it again.")
 ENGINE_DIED = Failure("worker_lost", "The worker that ran the Completion was lost. Send it again.")
-NO_BROKER = Failure("broker_unavailable", "The answer could not be sent back. Send it again.")
 OUR_FAULT = Failure("engine_error", "The worker failed on this Completion.")
 DATABASE_AWAY = (*RETRIED, DatabaseUnavailableError)
+
+
+@dataclass(slots=True)
+class _Visit:
+    """A Completion in the engine: `abort` may be called until its outcome is there."""
+
+    task: asyncio.Task[None]
+    stream: TokenStream | None
+    is_aborted: bool = False
+    was_left: bool = False
+
+    def abort(self) -> None:
+        # Once: a second cancel would break off the abort that waits for the engine's last tokens.
+        if not self.is_aborted:
+            self.is_aborted = True
+            self.task.cancel()
 
 
 class CompletionListener:
@@ -62,6 +84,7 @@ class CompletionListener:
         worker_id: UUID,
         engine: Engine,
         shelf: VectorShelf,
+        gate: Gate,
         speed: Speedometer,
         stopping: Stopping,
     ) -> None:
@@ -72,15 +95,17 @@ class CompletionListener:
         self._engine = engine
         self._model = engine.facts.model
         self._shelf = shelf
+        self._gate = gate
         # Of its own: claims must not wait behind the parts that Jobs write.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="completions")
         self._speed = speed
         self._stopping = stopping
         self._loop = asyncio.get_running_loop()
         self._running: dict[UUID, asyncio.Task[None]] = {}
-        self._in_engine: dict[UUID, asyncio.Task[None]] = {}  # those that may still be aborted
+        self._in_engine: dict[UUID, _Visit] = {}  # those that may still be aborted
+        self._tokens = TokenSender(self._line, self._call)
         self._thread = threading.Thread(target=self._listen, name="completions", daemon=True)
-        self._watch: asyncio.Task[None] | None = None
+        self._helpers: list[asyncio.Task[None]] = []
 
     @property
     def in_flight(self) -> int:
@@ -89,18 +114,23 @@ class CompletionListener:
 
     def start(self) -> None:
         """Begin to take Completions; call it on the event loop once the worker is ready."""
-        self._watch = self._loop.create_task(self._abort_unwanted())
+        for helper in (self._abort_unwanted(), self._tokens.run()):
+            self._helpers.append(self._loop.create_task(helper))
         self._thread.start()
 
     async def finish(self) -> None:
         """Let running Completions end until the stop is hard, then give the rest up."""
         while self._running and not self._stopping.is_hard:
             await asyncio.wait(list(self._running.values()), timeout=0.1)
-        for task in list(self._running.values()):
-            task.cancel()
+        for completion_id, task in list(self._running.items()):
+            visit = self._in_engine.get(completion_id)
+            if visit is None:
+                task.cancel()
+            else:
+                visit.abort()
         await asyncio.gather(*self._running.values(), return_exceptions=True)
-        if self._watch is not None:
-            self._watch.cancel()
+        for helper in self._helpers:
+            helper.cancel()
         self._threads.shutdown(wait=False)
 
     def _listen(self) -> None:
@@ -129,6 +159,7 @@ class CompletionListener:
             task.add_done_callback(lambda _: self._running.pop(completion_id, None))
 
     async def _serve(self, completion_id: UUID) -> None:
+        claimed: ClaimedCompletion | None = None
         try:
             claimed = await self._call(lambda: self._claim(completion_id))
             if claimed is None:
@@ -136,43 +167,84 @@ class CompletionListener:
             failpoint("completion_claimed")
             failure = await self._run(claimed)
             if failure is not None:
-                await self._call(lambda: self._fail(completion_id, failure))
+                await self._call(lambda: self._fail(completion_id, failure, claimed))
         except DATABASE_AWAY as error:
             # The row stays as it is; its client or the reconciler ends it.
             log.warning("Completion given up", extra={"error": str(error)})
         except Exception:
             log.exception("Completion failed", extra={"completion_id": completion_id.hex})
-            await self._call(lambda: self._fail(completion_id, OUR_FAULT))
+            await self._call(lambda: self._fail(completion_id, OUR_FAULT, claimed))
 
     async def _run(self, claimed: ClaimedCompletion) -> Failure | None:
         """Run a claimed Completion; give the reason when it has no answer."""
+        if claimed.body is not None:
+            admitted = await self._call(lambda: self._gate.admit(claimed))
+            if isinstance(admitted, Failure):
+                return admitted
+            claimed = admitted
+        if not claimed.stream:
+            return await self._run_with(claimed, None)
+        stream = self._tokens.open(claimed, lambda: self._abort({claimed.id}))
+        try:
+            return await self._run_with(claimed, stream)
+        finally:
+            self._tokens.close(stream)
+
+    async def _run_with(
+        self, claimed: ClaimedCompletion, stream: TokenStream | None
+    ) -> Failure | None:
         ids = vector_ids(claimed.specs)
+        visit = _Visit(self._running[claimed.id], stream)
         try:
             await self._call(lambda: self._shelf.take(claimed.account_id, ids))
-            self._in_engine[claimed.id] = self._running[claimed.id]
-            outcomes = await self._ask_engine(claimed)
+            self._in_engine[claimed.id] = visit
+            outcomes = await self._ask_engine(claimed, stream)
         except asyncio.CancelledError:
-            return STOPPED  # if its client left, the row has ended and this changes nothing
+            return await self._given_up(claimed, visit)
         except EngineDeadError:
             return ENGINE_DIED
         finally:
             self._in_engine.pop(claimed.id, None)
             await self._call(lambda: self._shelf.give_back(ids))
         try:
+            if stream is not None:
+                await stream.sent()
             errored = next((item for item in outcomes if isinstance(item, Errored)), None)
             if errored is not None:
                 return Failure(errored.code, errored.message)
+            if stream is not None and stream.failure is not None:
+                return stream.failure
             done = [item for item in outcomes if isinstance(item, Succeeded)]
-            return await self._call(lambda: self._deliver(claimed.id, done))
+            return await self._call(lambda: self._deliver(claimed, done))
         finally:
             for item in outcomes:
                 if isinstance(item, Succeeded):
                     item.release()
 
-    async def _ask_engine(self, claimed: ClaimedCompletion) -> list[Succeeded | Errored]:
+    async def _given_up(self, claimed: ClaimedCompletion, visit: _Visit) -> Failure | None:
+        """Say why a Completion was aborted; one that was left is charged and ended here."""
+        stream = visit.stream
+        if stream is not None and visit.was_left:
+            made = stream.generated
+            await self._call(lambda: self._charge_left(claimed.id, made))
+            return None
+        if stream is not None and stream.failure is not None:
+            return stream.failure
+        return STOPPED  # if another has ended the row, this changes nothing
+
+    async def _ask_engine(
+        self, claimed: ClaimedCompletion, stream: TokenStream | None
+    ) -> list[Succeeded | Errored]:
         """Run all prompts at once; the failure or abort of one ends the others."""
         tasks = [
-            asyncio.ensure_future(self._ask(f"{claimed.id.hex}.{place}", claimed.account_id, spec))
+            asyncio.ensure_future(
+                self._ask(
+                    f"{claimed.id.hex}.{place}",
+                    claimed.account_id,
+                    spec,
+                    None if stream is None else partial(stream.give, place),
+                )
+            )
             for place, spec in enumerate(claimed.specs)
         ]
         try:
@@ -185,10 +257,16 @@ class CompletionListener:
                     ended.release()
             raise
 
-    async def _ask(self, key: str, account_id: UUID, spec: RequestSpec) -> Succeeded | Errored:
+    async def _ask(
+        self,
+        key: str,
+        account_id: UUID,
+        spec: RequestSpec,
+        on_piece: Callable[[Piece], None] | None,
+    ) -> Succeeded | Errored:
         try:
             salt = salt_for(account_id, spec)
-            outcome = await self._engine.run(key, spec, salt=salt, urgent=True)
+            outcome = await self._engine.run(key, spec, salt=salt, urgent=True, on_piece=on_piece)
         except EngineRequestError as error:
             return Errored(error.code, str(error))
         if isinstance(outcome, Succeeded | Errored):
@@ -200,10 +278,21 @@ class CompletionListener:
             lambda conn: claim_completion(conn, completion_id, self._worker_id, model=self._model)
         )
 
-    def _deliver(self, completion_id: UUID, outcomes: list[Succeeded]) -> Failure | None:
-        """Put the answer, settle, ring; blocking."""
+    def _charge_left(self, completion_id: UUID, generated: int) -> None:
+        """End a stream that its client left: it pays for the prompt and what was made."""
+        self._database.run(
+            lambda conn: cancel_completion(
+                conn, completion_id, generated=generated, worker_id=self._worker_id
+            )
+        )
+        self._speed.add(generated)
+
+    def _deliver(self, claimed: ClaimedCompletion, outcomes: list[Succeeded]) -> Failure | None:
+        """Put the answer (of a stream, what follows its tokens), settle, ring; blocking."""
+        completion_id = claimed.id
         try:
-            self._line.put_answer(completion_id, answer_bytes(outcomes))
+            answer = _written(claimed, outcomes)
+            self._line.put_answer(completion_id, answer)
         except BROKER_ERRORS as error:
             log.warning("answer not sent", extra={"error": repr(error)})
             return NO_BROKER
@@ -218,10 +307,12 @@ class CompletionListener:
             log.info("Completion ended before its answer", extra={"id": completion_id.hex})
             return None
         self._speed.add(tokens)
-        self._ring(completion_id)
+        self._ring(completion_id, claimed)
         return None
 
-    def _fail(self, completion_id: UUID, failure: Failure) -> None:
+    def _fail(
+        self, completion_id: UUID, failure: Failure, claimed: ClaimedCompletion | None
+    ) -> None:
         """End a row that has no answer; what was aborted because it is late, ends as late."""
 
         def end(conn: Conn) -> bool:
@@ -231,30 +322,45 @@ class CompletionListener:
 
         ended = self._database.run(end)
         if ended:
-            self._ring(completion_id)
+            self._ring(completion_id, claimed)
 
-    def _ring(self, completion_id: UUID) -> None:
+    def _ring(self, completion_id: UUID, claimed: ClaimedCompletion | None) -> None:
         try:
-            self._line.ring(completion_id)
+            if claimed is not None and claimed.stream:
+                self._line.end_tokens(completion_id)
+            else:
+                self._line.ring(completion_id)
         except BROKER_ERRORS as error:
             # The API looks into Postgres every second besides.
             log.warning("end not told", extra={"error": repr(error)})
 
     async def _abort_unwanted(self) -> None:
-        """Abort what was cancelled or has expired: another has ended its row."""
+        """Abort what has ended otherwise (cancelled, expired), and streams that nobody reads."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            running = set(self._in_engine)
-            if not running:
+            visits = dict(self._in_engine)
+            if not visits:
                 continue
-            try:
-                wanted = await self._call(partial(self._wanted, running))
-            except DATABASE_AWAY:
-                continue
-            for completion_id in running - wanted:
-                task = self._in_engine.get(completion_id)
-                if task is not None:
-                    task.cancel()
+            streams = [name for name, visit in visits.items() if visit.stream is not None]
+            for name in await self._call(partial(self._unread, streams)):
+                visits[name].was_left = not visits[name].is_aborted
+                self._abort({name})
+            with contextlib.suppress(*DATABASE_AWAY):
+                self._abort(visits.keys() - await self._call(partial(self._wanted, set(visits))))
+
+    def _abort(self, ids: Iterable[UUID]) -> None:
+        for completion_id in ids:
+            visit = self._in_engine.get(completion_id)
+            if visit is not None:
+                visit.abort()
+
+    def _unread(self, streams: list[UUID]) -> set[UUID]:
+        if not streams:
+            return set()
+        try:
+            return self._line.unread(streams)
+        except BROKER_ERRORS:
+            return set()  # the next tokens cannot be sent either, which ends the stream
 
     def _wanted(self, ids: set[UUID]) -> set[UUID]:
         return self._database.run(lambda conn: still_running(conn, self._worker_id, ids))
@@ -262,3 +368,10 @@ class CompletionListener:
     async def _call(self, work: Callable[[], T]) -> T:
         """Run blocking work to its end off the event loop, also when the task is cancelled."""
         return await asyncio.shield(self._loop.run_in_executor(self._threads, work))
+
+
+def _written(claimed: ClaimedCompletion, outcomes: list[Succeeded]) -> bytes:
+    """Write the answer; of a stream, what follows its tokens."""
+    if isinstance(claimed, AdmittedCompletion):
+        return claimed.answer(outcomes)
+    return stream_end_bytes(outcomes) if claimed.stream else answer_bytes(outcomes)

@@ -19,15 +19,19 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
-from app.catalog import ServedModel
+from app.catalog import ServedModel, Tokenizer
+from app.catalog.norms import has_norms, store_norms
 from app.jobs.claims import has_claimable_work
 from app.jobs.records import LeasedShard, WorkerIdentity, WorkerStats
 from app.jobs.workers import register_worker, worker_gone, worker_proved, worker_ready
 from app.kit.db import RETRIED, Database, DatabaseUnavailableError
 from app.kit.ids import new_uuid
+from app.kit.logs import stamp_logs
+from app.steering.spec import Site
 from app.storage import open_store
 from worker.completions import CompletionListener
 from worker.drain import Drain
+from worker.engine.norms import measure_norms, neutral_prompts
 from worker.engine.protocol import Engine, EngineDeadError
 from worker.engine.vectors import VectorCache
 from worker.heartbeat import Heartbeat, Speedometer, resident_bytes
@@ -35,6 +39,7 @@ from worker.part_writer import PartWriter, job_meta
 from worker.settings import WorkerSettings
 from worker.shard_run import Shop
 from worker.stopping import Stopping
+from worker.unlisted import Gate
 from worker.vectors import VectorShelf
 
 log = logging.getLogger(__name__)
@@ -65,6 +70,7 @@ class WorkerService:
         self.model = model
         self.stopping = Stopping(settings.shutdown_seconds)
         self.worker_id = new_uuid()
+        stamp_logs(worker_id=self.worker_id.hex, model=model.name)
         self._start_engine = start_engine
         self._prove_steering = prove
         self._database = Database(settings.database_url, size_max=8)
@@ -107,6 +113,7 @@ class WorkerService:
         engine = self._call(self._start_engine(self.model, self._scratch))
         self._engine = engine
         self._prove()
+        self._measure_norms(engine)
         identity = identity.with_engine(engine.facts.engine)
         shelf = self._build_shelf()
         self._drain = self._call(self._build_drain(engine, identity, shelf))
@@ -188,6 +195,7 @@ class WorkerService:
             worker_id=self.worker_id,
             engine=engine,
             shelf=shelf,
+            gate=Gate(self._database, self._store, self.model, self.settings.limits),
             speed=self._speed,
             stopping=self.stopping,
         )
@@ -227,6 +235,24 @@ class WorkerService:
         vectors = VectorCache(self._scratch / "vectors")
         self._call(self._prove_steering(self._engine, vectors))
         self._note_proof("passed")
+
+    def _measure_norms(self, engine: Engine) -> None:
+        """Measure the typical norms of the residual stream, once for these weights."""
+        model, database = self.model, self._database
+        if Site.resid_post not in engine.facts.site_widths:
+            return
+        if database.run(lambda conn: has_norms(conn, model)):
+            return
+        prompts = neutral_prompts(
+            Tokenizer(model.tokenizer_path).encode,
+            vocab_size=model.vocab_size,
+            max_model_len=model.max_model_len,
+        )
+        norms = self._call(measure_norms(engine, prompts))
+        if norms is None:
+            log.warning("typical norms not measured", extra={"model": model.name})
+            return
+        database.run(lambda conn: store_norms(conn, model, norms))
 
     def _note_proof(self, outcome: str) -> None:
         self._database.run(lambda conn: worker_proved(conn, self.worker_id, outcome))

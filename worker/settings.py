@@ -6,11 +6,15 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from app.settings import Limits
+
 
 class WorkerSettings(BaseSettings):
     """What one worker process needs to know."""
 
-    model_config = SettingsConfigDict(env_prefix="TILLER_", frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(
+        env_prefix="TILLER_", env_nested_delimiter="__", frozen=True, extra="ignore"
+    )
 
     database_url: str = Field(description="postgresql://… of the one truth.")
     redis_url: str = Field(description="redis://… or unix://… that carries wake-up messages.")
@@ -43,6 +47,7 @@ class WorkerSettings(BaseSettings):
     vector_cache_bytes: int = Field(
         4 * 1024**3, description="Most bytes of cached Steering vectors in the scratch folder."
     )
+    limits: Limits = Limits()
 
 
 def load_worker_settings(**overrides: Any) -> WorkerSettings:

@@ -10,6 +10,7 @@ reproducible Job is a group: it starts all at once, and what does not end whole 
 """
 
 import asyncio
+import contextvars
 import itertools
 import logging
 from collections.abc import Callable, Sequence
@@ -23,6 +24,8 @@ from app.jobs.claims import finish_shard, load_work, split_off
 from app.jobs.records import LeasedShard, RequestResult
 from app.jobs.states import RequestState
 from app.kit.db import Database
+from app.kit.ids import public_id
+from app.kit.logs import log_fields
 from app.results.finalize import finalize_job
 from app.storage import ObjectStore
 from worker.engine.protocol import Engine, EngineRequestError, Group
@@ -53,7 +56,8 @@ class Shop:
 
     async def call(self, work: Callable[[], T]) -> T:
         """Run blocking work (Postgres, files) off the engine's event loop."""
-        return await asyncio.get_running_loop().run_in_executor(self.threads, work)
+        inside = contextvars.copy_context()  # log lines of a thread name the Job, too
+        return await asyncio.get_running_loop().run_in_executor(self.threads, inside.run, work)
 
 
 class ShardRun:
@@ -89,17 +93,22 @@ class ShardRun:
 
         The lease is then still held: the caller reports the death for all shards at once.
         """
+        job = public_id("job", self.shard.job_id)
         try:
-            work = await self.shop.call(lambda: read_work(self.shop.database, self.shard))
-            failpoint("after_claim")
-            ids = vector_ids(item.spec for item in work)
-            try:
-                await self.shop.call(lambda: self.shop.shelf.take(self.shard.account_id, ids))
-                await self._run_and_publish(work)
-            finally:
-                await self.shop.call(lambda: self.shop.shelf.give_back(ids))
+            with log_fields(job_id=job, lease_token=str(self.shard.lease_token)):
+                await self._run()
         finally:
             self.fed.set()
+
+    async def _run(self) -> None:
+        work = await self.shop.call(lambda: read_work(self.shop.database, self.shard))
+        failpoint("after_claim")
+        ids = vector_ids(item.spec for item in work)
+        try:
+            await self.shop.call(lambda: self.shop.shelf.take(self.shard.account_id, ids))
+            await self._run_and_publish(work)
+        finally:
+            await self.shop.call(lambda: self.shop.shelf.give_back(ids))
 
     async def _run_and_publish(self, work: list[Work]) -> None:
         writer = self.shop.open_part(self.shard)
@@ -107,7 +116,7 @@ class ShardRun:
             await self._run_all(work, writer)
             failpoint("after_engine")
             if self.watch.lost:
-                log.warning("lease lost", extra={"lease_token": self.shard.lease_token})
+                log.warning("lease lost")
                 return
             await self._publish(work, writer)
         finally:
@@ -260,9 +269,10 @@ class ShardRun:
         )
         failpoint("after_finish")
         if not landed:
-            log.warning("fenced off", extra={"lease_token": shard.lease_token})
+            log.warning("fenced off")
             await self.shop.call(writer.withdraw)
             return
+        log.info("shard published", extra={"requests": len(results)})
         await self.shop.call(lambda: finalize_job(database, self.shop.store, shard.job_id))
 
 

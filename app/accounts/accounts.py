@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from uuid import UUID
 
-from app.accounts.keys import key_digest, mint_key
+from app.accounts.keys import Role, key_digest, mint_key
 from app.kit.db import Conn
 from app.kit.ids import new_uuid
 
@@ -34,6 +34,7 @@ class KeyRow:
     created_at: datetime
     expires_at: datetime | None
     revoked_at: datetime | None
+    role: Role | None
 
 
 def create_account(conn: Conn, name: str) -> UUID:
@@ -59,21 +60,30 @@ def create_key(
     name: str,
     scopes: Collection[str] = USER_SCOPES,
     expires_at: datetime | None = None,
+    role: Role | None = None,
 ) -> MintedKey:
-    """Create a key of an account. Raises ValueError for a scope that does not exist."""
+    """Create a key of an account; one with the scope admin has a role, admin unless told.
+
+    Raises ValueError for a scope that does not exist, and for a role without the scope admin.
+    """
     unknown = set(scopes) - SCOPES
     if unknown or not scopes:
         msg = f"scopes must be some of {sorted(SCOPES)}, not {sorted(scopes)}"
         raise ValueError(msg)
+    if "admin" in scopes:
+        role = role or "admin"
+    elif role is not None:
+        msg = f"the role {role} needs the scope admin; the scopes are {sorted(scopes)}"
+        raise ValueError(msg)
     key_id, secret = new_uuid(), mint_key()
     conn.execute(
         """
-        INSERT INTO api_keys (id, account_id, name, digest, last4, scopes, expires_at)
-        VALUES (%s, %s, %s, %s, %s, %s, %s)
+        INSERT INTO api_keys (id, account_id, name, digest, last4, scopes, expires_at, role)
+        VALUES (%s, %s, %s, %s, %s, %s, %s, %s)
         """,
         [
             *(key_id, account_id, name, key_digest(secret, pepper)),
-            *(secret[-4:], sorted(scopes), expires_at),
+            *(secret[-4:], sorted(scopes), expires_at, role),
         ],
     )
     return MintedKey(key_id, account_id, secret)
@@ -83,7 +93,7 @@ def list_keys(conn: Conn, account_id: UUID) -> list[KeyRow]:
     """List the keys of an account, newest first, revoked ones too."""
     rows = conn.execute(
         """
-        SELECT id, account_id, name, last4, scopes, created_at, expires_at, revoked_at
+        SELECT id, account_id, name, last4, scopes, created_at, expires_at, revoked_at, role
         FROM api_keys WHERE account_id = %s ORDER BY id DESC
         """,
         [account_id],

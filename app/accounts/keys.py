@@ -11,21 +11,26 @@ import re
 import secrets
 import zlib
 from dataclasses import dataclass
+from typing import Literal
 from uuid import UUID
 
 from app.kit.db import Conn
 
+# What a key with the scope admin may do at the dashboard, from the least to the most.
+Role = Literal["read-only", "operator", "admin"]
 PREFIX = "sk_live_"
 _FORM = re.compile(r"sk_live_([0-9a-f]{64})([0-9a-f]{8})")
 
 
 @dataclass(frozen=True, slots=True)
 class FoundKey:
-    """A key that is neither revoked nor expired."""
+    """A key that is neither revoked nor expired; `role` is None without the scope admin."""
 
     id: UUID
     account_id: UUID
     scopes: frozenset[str]
+    name: str
+    role: Role | None
 
 
 def mint_key() -> str:
@@ -49,7 +54,7 @@ def find_key(conn: Conn, digest: bytes) -> FoundKey | None:
     """Find a key that is valid now (database clock) by its digest."""
     row = conn.execute(
         """
-        SELECT id, account_id, scopes FROM api_keys
+        SELECT id, account_id, scopes, name, role FROM api_keys
         WHERE digest = %s AND revoked_at IS NULL
             AND (expires_at IS NULL OR expires_at > now())
         """,
@@ -57,4 +62,4 @@ def find_key(conn: Conn, digest: bytes) -> FoundKey | None:
     ).fetchone()
     if row is None:
         return None
-    return FoundKey(row["id"], row["account_id"], frozenset(row["scopes"]))
+    return FoundKey(**{**row, "scopes": frozenset(row["scopes"])})

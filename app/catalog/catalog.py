@@ -35,6 +35,10 @@ class Catalog:
             raise ModelNotFoundError(msg, param="model")
         return model
 
+    def __contains__(self, name: str) -> bool:
+        """Tell whether this process knows a model."""
+        return name in self._models
+
     def listed(self) -> list[ServedModel]:
         """List the models that GET /v1/models shows, in the order of models.toml."""
         return [model for model in self._models.values() if model.listed]

@@ -1,10 +1,11 @@
-"""How endpoints get the catalog that the application loaded at start."""
+"""How endpoints get the catalog and the typical norms that the application opened at start."""
 
 from typing import Annotated
 
 from fastapi import Depends, Request
 
 from app.catalog.catalog import Catalog
+from app.catalog.norms import TypicalNorms
 
 
 def _catalog(request: Request) -> Catalog:
@@ -13,3 +14,11 @@ def _catalog(request: Request) -> Catalog:
 
 
 CatalogDep = Annotated[Catalog, Depends(_catalog)]
+
+
+def _norms(request: Request) -> TypicalNorms:
+    norms: TypicalNorms = request.app.state.norms
+    return norms
+
+
+NormsDep = Annotated[TypicalNorms, Depends(_norms)]

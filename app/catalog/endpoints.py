@@ -1,11 +1,12 @@
 """GET /v1/models: what is served, what each model can do, and how busy its queue is."""
 
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Response
 
 from app.accounts.access import CallerDep
-from app.catalog.deps import CatalogDep
+from app.catalog.deps import CatalogDep, NormsDep
 from app.catalog.openapi import LIST_MODELS, READ_MODEL
 from app.catalog.queue_state import IDLE, QueueState, queue_states
 from app.catalog.served import ServedModel
@@ -19,13 +20,17 @@ router = APIRouter(tags=["models"])
 
 @router.get("/v1/models", **LIST_MODELS)
 def get_models(
-    caller: CallerDep, catalog: CatalogDep, database: DatabaseDep, settings: SettingsDep
+    caller: CallerDep,
+    catalog: CatalogDep,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    norms: NormsDep,
 ) -> Response:
     """List the models that take Jobs and Completions."""
     del caller  # any key may look
     queues = database.run(queue_states)
     items = [
-        model_object(model, settings.limits, queues.get(model.name, IDLE))
+        model_object(model, settings.limits, queues.get(model.name, IDLE), norms.of(model))
         for model in catalog.listed()
     ]
     return json_answer(list_page(items, has_more=False))
@@ -33,17 +38,26 @@ def get_models(
 
 @router.get("/v1/models/{name:path}", **READ_MODEL)
 def get_model(
-    name: str, caller: CallerDep, catalog: CatalogDep, database: DatabaseDep, settings: SettingsDep
+    name: str,
+    caller: CallerDep,
+    *,
+    catalog: CatalogDep,
+    database: DatabaseDep,
+    settings: SettingsDep,
+    norms: NormsDep,
 ) -> Response:
     """Describe one model."""
     del caller
     model = catalog.get(name)
     queues = database.run(queue_states)
-    return json_answer(model_object(model, settings.limits, queues.get(name, IDLE)))
+    queue = queues.get(name, IDLE)
+    return json_answer(model_object(model, settings.limits, queue, norms.of(model)))
 
 
-def model_object(model: ServedModel, limits: Limits, queue: QueueState) -> dict[str, Any]:
-    """Write a model as the API shows it."""
+def model_object(
+    model: ServedModel, limits: Limits, queue: QueueState, norms: Sequence[float] | None
+) -> dict[str, Any]:
+    """Write a model as the API shows it; `norms` are the typical ones of its layers, if known."""
     return {
         "id": model.name,
         "object": "model",
@@ -59,6 +73,7 @@ def model_object(model: ServedModel, limits: Limits, queue: QueueState) -> dict[
             "dtype": model.dtype,
             "sites": model.describe_sites(),
             "vocab_size": model.vocab_size,
+            "typical_norms": None if norms is None else [round(norm, 3) for norm in norms],
         },
         "queue": {
             "workers_ready": queue.workers_ready,

@@ -52,6 +52,12 @@ class ModelEntry(BaseModel):
     max_num_batched_tokens: Count = Field(2048, description="Most tokens in one pass.")
     kv_cache_bytes: Count = Field(1024**3, description="Memory for keys and values, in bytes.")
     threads: Count | None = Field(None, description="CPU threads of the engine; default all.")
+    tensor_parallel_size: Count = Field(
+        1, description="Processes that share each layer; above 1 site z is not served."
+    )
+    pipeline_parallel_size: Count = Field(
+        1, description="Processes that the layers are dealt out to; on CPUs only."
+    )
 
 
 def check_name(name: str) -> str:

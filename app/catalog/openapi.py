@@ -11,6 +11,8 @@ from app.kit.openapi import (
     answer,
     closed,
     documented,
+    items,
+    leads_to,
     nullable,
     page_of,
     ref,
@@ -35,6 +37,12 @@ SCHEMAS: Final[dict[str, Schema]] = {
                     "dtype": STRING,
                     "sites": {"type": "object", "additionalProperties": _SITE},
                     "vocab_size": COUNT,
+                    "typical_norms": {
+                        **nullable(items(NUMBER)),
+                        "description": "By layer, how long a row of the residual stream (what "
+                        "leaves the layer) typically is: the mean of some prompts' median norms, "
+                        "the first position left out; null until a worker has measured it.",
+                    },
                 }
             ),
             "queue": closed(
@@ -52,5 +60,13 @@ SCHEMAS: Final[dict[str, Schema]] = {
     )
 }
 
-LIST_MODELS: Final[dict[str, Any]] = documented({200: answer("The models.", page_of(ref("Model")))})
+LIST_MODELS: Final[dict[str, Any]] = documented(
+    {
+        200: answer(
+            "The models.",
+            page_of(ref("Model")),
+            links={"get_model": leads_to("get_model", name="$response.body#/data/0/id")},
+        )
+    }
+)
 READ_MODEL: Final[dict[str, Any]] = documented({200: answer("The model.", ref("Model"))})

@@ -48,6 +48,8 @@ class ServedModel:
     max_num_batched_tokens: int
     kv_cache_bytes: int
     threads: int | None
+    tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
 
     def site_width(self, site: Site) -> int:
         """Say how many numbers a row of a site has."""
@@ -91,7 +93,12 @@ def read_served_model(name: str, entry: ModelEntry, *, beside: Path) -> ServedMo
         n_layers=_number(folder, text, "num_hidden_layers", "n_layer", "num_layers"),
         n_heads=heads,
         head_dim=text.get("head_dim") or hidden // heads,
-        sites=() if known is None else known.sites(text),
+        sites=tuple(
+            site
+            for site in (() if known is None else known.sites(text))
+            # Heads spread over ranks are not served: see docs/decisions/0011-pipeline-parallel.md.
+            if not (site is Site.z and entry.tensor_parallel_size > 1)
+        ),
         vocab_size=_number(folder, text, "vocab_size"),
         max_model_len=entry.max_model_len or context,
         bos_id=bos,
@@ -103,6 +110,8 @@ def read_served_model(name: str, entry: ModelEntry, *, beside: Path) -> ServedMo
         max_num_batched_tokens=entry.max_num_batched_tokens,
         kv_cache_bytes=entry.kv_cache_bytes,
         threads=entry.threads,
+        tensor_parallel_size=entry.tensor_parallel_size,
+        pipeline_parallel_size=entry.pipeline_parallel_size,
     )
 
 

@@ -2,7 +2,8 @@
 
 The worker sends JSON: a list with, for each prompt, `choices` (index, text, token_ids,
 finish_reason, stop_reason, token_logprobs, top_logprobs), `prompt_logprobs` and `captures`, whose
-tensors are encoded already. Alternatives are [token id, text, logprob].
+tensors are encoded already. Alternatives are [token id, text, logprob]. The pieces of a stream
+are choices that come bit by bit (stream_chunks.py).
 """
 
 import time
@@ -24,35 +25,47 @@ def completion_object(
     """Put the outcomes of all prompts together; choices count on from prompt to prompt."""
     choices: list[dict[str, Any]] = []
     for spec, outcome in zip(prepared.specs, outcomes, strict=True):
-        writer = ChoiceWriter(prepared, spec, outcome, tokenizer)
         for choice in outcome["choices"]:
-            choices.append(writer.write(len(choices), choice))
-    answer: dict[str, Any] = {
-        "id": f"cmpl-{prepared.id.hex}",
-        "object": "text_completion",
-        "created": int(time.time()),
-        "model": prepared.model.name,
+            writer = ChoiceWriter(prepared, spec, tokenizer, index=len(choices))
+            choices.append(writer.write(choice, outcome["prompt_logprobs"]))
+    generated = sum(len(c["token_ids"]) for outcome in outcomes for c in outcome["choices"])
+    answer = {
+        **head_of(prepared),
         "choices": choices,
-        "usage": usage_of(prepared, outcomes),
+        "usage": usage_of(prepared, generated),
     }
     activations = activations_of(outcomes[0]["captures"])
     if activations is not None:
         answer["activations"] = activations
-    warnings = list(dict.fromkeys(code for spec in prepared.specs for code in spec.warnings))
+    warnings = warnings_of(prepared)
     if warnings:
         answer["warnings"] = warnings
     return answer
 
 
-def usage_of(prepared: PreparedCompletion, outcomes: Sequence[Outcome]) -> dict[str, int]:
+def head_of(prepared: PreparedCompletion) -> dict[str, Any]:
+    """Write what an answer, and each chunk of a stream, begins with."""
+    return {
+        "id": f"cmpl-{prepared.id.hex}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": prepared.model.name,
+    }
+
+
+def usage_of(prepared: PreparedCompletion, generated: int) -> dict[str, int]:
     """Count tokens as they are charged."""
     prompt = sum(spec.prompt_tokens for spec in prepared.specs)
-    generated = sum(len(c["token_ids"]) for outcome in outcomes for c in outcome["choices"])
     return {
         "prompt_tokens": prompt,
         "completion_tokens": generated,
         "total_tokens": prompt + generated,
     }
+
+
+def warnings_of(prepared: PreparedCompletion) -> list[str]:
+    """List what the client should look at again, each thing once."""
+    return list(dict.fromkeys(code for spec in prepared.specs for code in spec.warnings))
 
 
 def activations_of(captures: Mapping[str, Any]) -> dict[str, Any] | None:
@@ -71,40 +84,48 @@ def activations_of(captures: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 class ChoiceWriter:
-    """Writes the choices of one prompt."""
+    """Writes one choice, whole or piece by piece: the pieces joined are the whole."""
 
     def __init__(
         self,
         prepared: PreparedCompletion,
         spec: RequestSpec,
-        outcome: Outcome,
         tokenizer: Tokenizer,
+        *,
+        index: int,
     ) -> None:
-        """Bind what all choices share."""
+        """Begin the choice at place `index` of the answer."""
         self._prepared = prepared
         self._spec = spec
-        self._prompt_logprobs = outcome["prompt_logprobs"]
         self._tokenizer = tokenizer
+        self._index = index
         self._special = frozenset(prepared.model.special_token_ids)
+        self._offset = 0  # of the next token, in characters of the text
+        self._has_begun = False
 
-    def write(self, index: int, choice: Mapping[str, Any]) -> dict[str, Any]:
-        """Write one choice under its place in the answer."""
-        spec = self._spec
-        echo = self._echoed() if spec.sampling.echo else ""
+    def write(
+        self, piece: Mapping[str, Any], prompt_logprobs: Sequence[Any] | None = None
+    ) -> dict[str, Any]:
+        """Write the next piece; what belongs to the prompt goes with the first."""
+        spec, is_first = self._spec, not self._has_begun
+        self._has_begun = True
+        echo = self._echoed() if is_first and spec.sampling.echo else ""
+        of_prompt = prompt_logprobs if is_first else None
+        has_logprobs = spec.sampling.logprobs is not None
         written: dict[str, Any] = {
-            "index": index,
-            "text": echo + choice["text"],
-            "logprobs": self._logprobs(choice) if spec.sampling.logprobs is not None else None,
-            "finish_reason": choice["finish_reason"],
-            "stop_reason": choice["stop_reason"],
+            "index": self._index,
+            "text": echo + piece["text"],
+            "logprobs": self._logprobs(piece, of_prompt) if has_logprobs else None,
+            "finish_reason": piece["finish_reason"],
+            "stop_reason": piece["stop_reason"],
         }
         if self._prepared.return_token_ids:
-            written["prompt_token_ids"] = list(spec.prompt_token_ids)
-            written["token_ids"] = choice["token_ids"]
-        if self._prompt_logprobs is not None:
+            if is_first:
+                written["prompt_token_ids"] = list(spec.prompt_token_ids)
+            written["token_ids"] = piece["token_ids"]
+        if of_prompt is not None:
             written["prompt_logprobs"] = [
-                None if token is None else [_named(item) for item in token]
-                for token in self._prompt_logprobs
+                None if token is None else [_named(item) for item in token] for token in of_prompt
             ]
         return written
 
@@ -113,23 +134,24 @@ class ChoiceWriter:
             return self._spec.prompt
         return self._tokenizer.decode(self._spec.prompt_token_ids)
 
-    def _logprobs(self, choice: Mapping[str, Any]) -> dict[str, Any]:
+    def _logprobs(
+        self, piece: Mapping[str, Any], of_prompt: Sequence[Any] | None
+    ) -> dict[str, Any]:
         """Write logprobs in OpenAI's shape: four lists with one item a token."""
-        lists = _Logprobs()
-        if self._spec.sampling.echo and self._prompt_logprobs is not None:
-            for token_id, listed in zip(
-                self._spec.prompt_token_ids, self._prompt_logprobs, strict=True
-            ):
+        lists = _Logprobs(self._offset)
+        if self._spec.sampling.echo and of_prompt is not None:
+            for token_id, listed in zip(self._spec.prompt_token_ids, of_prompt, strict=True):
                 # The token's own logprob comes first; the first token of all has none.
                 own, others = (listed[0], listed) if listed else (None, None)
                 text = self._text(token_id, others)
                 lists.add(text, own[2] if own else None, others, width=self._width(token_id, text))
         for token_id, logprob, others in zip(
-            choice["token_ids"], choice["token_logprobs"], choice["top_logprobs"], strict=True
+            piece["token_ids"], piece["token_logprobs"], piece["top_logprobs"], strict=True
         ):
             text = self._text(token_id, others)
             own = (token_id, text, logprob)
             lists.add(text, logprob, [*others, own], width=self._width(token_id, text))
+        self._offset = lists.offset
         return lists.written
 
     def _text(self, token_id: int, others: Sequence[Alternative] | None) -> str:
@@ -145,14 +167,14 @@ class ChoiceWriter:
 class _Logprobs:
     """The four lists, growing token by token; offsets count characters of the text."""
 
-    def __init__(self) -> None:
+    def __init__(self, offset: int) -> None:
+        self.offset = offset
         self.written: dict[str, list[Any]] = {
             "tokens": [],
             "token_logprobs": [],
             "top_logprobs": [],
             "text_offset": [],
         }
-        self._offset = 0
 
     def add(
         self,
@@ -172,8 +194,8 @@ class _Logprobs:
         lists["tokens"].append(text)
         lists["token_logprobs"].append(logprob)
         lists["top_logprobs"].append(top)
-        lists["text_offset"].append(self._offset)
-        self._offset += width
+        lists["text_offset"].append(self.offset)
+        self.offset += width
 
 
 def _named(item: Alternative) -> dict[str, Any]:

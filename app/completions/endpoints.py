@@ -1,12 +1,15 @@
 """Routes of single Completions. Chat is not offered: its route says so and what to do instead."""
 
+from contextlib import ExitStack
 from typing import Annotated, NoReturn
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
-from app.accounts.access import Caller, require
-from app.catalog.deps import CatalogDep
+from app.accounts.access import Caller, CallerDep, require
+from app.accounts.places import Places
+from app.accounts.rate import COMPLETIONS_RATE
+from app.catalog.deps import CatalogDep, NormsDep
 from app.completions.answer import completion_object
 from app.completions.intake import (
     PreparedCompletion,
@@ -14,29 +17,24 @@ from app.completions.intake import (
     model_name,
     prepare_completion,
 )
-from app.completions.openapi import COMPLETION_FIELDS
+from app.completions.openapi import CREATE_COMPLETION
 from app.completions.references import ReadCaptured, named_vectors, wanted_rows
+from app.completions.stream_answer import stream_answer
+from app.completions.unlisted import UnlistedCompletion, is_announced, prepare_unlisted
 from app.completions.waiting import ClientLeftError, Desk
-from app.errors import InvalidRequestError, TooManyRequestsError
+from app.errors import InvalidRequestError
 from app.kit.answers import json_answer
 from app.kit.deps import BodyDep, DatabaseDep, SettingsDep
 from app.kit.json_body import read_object
-from app.kit.openapi import answer, documented, json_body, ref, sendable
+from app.kit.openapi import answer, documented, ref
 
 router = APIRouter(tags=["completions"])
 Sender = Annotated[Caller, Depends(require("completions"))]
 
-WAITERS_MAX = 256  # Completions that one process waits for at once
 CLIENT_LEFT = 499  # nobody reads it; it tells access logs why there was no answer
 
 
-@router.post(
-    "/v1/completions",
-    **documented(
-        {200: answer("The choices, and what was read.", ref("Completion"))},
-        body=json_body(sendable(COMPLETION_FIELDS, required=("model", "prompt"))),
-    ),
-)
+@router.post("/v1/completions", dependencies=[COMPLETIONS_RATE], **CREATE_COMPLETION)
 async def create_completion(
     request: Request,
     caller: Sender,
@@ -45,40 +43,58 @@ async def create_completion(
     database: DatabaseDep,
     settings: SettingsDep,
     catalog: CatalogDep,
+    norms: NormsDep,
 ) -> Response:
-    """Run one Completion and answer when it has ended."""
+    """Run one Completion and answer when it has ended; with `stream`, as its tokens come."""
     limits, account_id = settings.limits, caller.account_id
     desk: Desk = request.app.state.desk
+    places: Places = request.app.state.places
     read_captured: ReadCaptured = request.app.state.captured.read
 
-    def take_in() -> PreparedCompletion:
+    def take_in() -> PreparedCompletion | UnlistedCompletion:
         sent = read_object(body, depth_max=limits.json_depth)
-        model = catalog.get(model_name(sent))
+        name = model_name(sent)
+        if name not in catalog and database.run(lambda conn: is_announced(conn, name)):
+            unlisted = prepare_unlisted(sent, name, limits)
+            desk.submit_unlisted(account_id, unlisted, seconds=settings.completion_seconds)
+            return unlisted
+        model = catalog.get(name)
         names = named_vectors([sent])
         stored = database.run(lambda conn: load_vectors(conn, account_id, names, limits))
         captured = read_captured(account_id, wanted_rows([sent]))
-        tokenizer = catalog.tokenizer(model.name)
         prepared = prepare_completion(
-            sent, model, tokenizer, limits, stored=stored, captured=captured
+            sent,
+            model,
+            catalog.tokenizer(model.name),
+            limits,
+            stored=stored,
+            captured=captured,
+            norms=norms.of(model),
         )
-        if prepared.stream:
-            msg = "Streaming is not offered. Leave stream out, or send false."
-            raise InvalidRequestError(msg, param="stream", code="stream_not_offered")
         desk.submit(account_id, prepared, seconds=settings.completion_seconds)
         return prepared
 
-    if desk.waiting >= WAITERS_MAX:
-        msg = f"{desk.waiting} Completions are waiting here already. Send it again later."
-        raise TooManyRequestsError(msg, code="queue_full", retry_after=5)
-    desk.waiting += 1
-    try:
-        prepared = await run_in_threadpool(take_in)
-        outcomes = await desk.outcomes(request, prepared)
-    except ClientLeftError:
-        return Response(status_code=CLIENT_LEFT)
-    finally:
-        desk.waiting -= 1
-    tokenizer = catalog.tokenizer(prepared.model.name)
+    with ExitStack() as place:
+        place.enter_context(places.taken(caller.key_id))
+        try:
+            prepared = await run_in_threadpool(take_in)
+            if isinstance(prepared, UnlistedCompletion):
+                written = await desk.outcomes(request, prepared)
+                return await run_in_threadpool(json_answer, written)
+            tokenizer = catalog.tokenizer(prepared.model.name)
+            if prepared.stream:
+                # The place is kept until the last byte is out, or the client has left.
+                kept = place.pop_all()
+                try:
+                    return await stream_answer(
+                        request, desk, prepared, tokenizer, on_close=kept.close
+                    )
+                except BaseException:
+                    kept.close()
+                    raise
+            outcomes = await desk.outcomes(request, prepared)
+        except ClientLeftError:
+            return Response(status_code=CLIENT_LEFT)
     return await run_in_threadpool(
         lambda: json_answer(completion_object(prepared, outcomes, tokenizer))
     )
@@ -90,8 +106,9 @@ async def create_completion(
     status_code=400,
     **documented({400: answer("Why not, and what to do instead.", ref("Error"))}),
 )
-def create_chat_completion() -> NoReturn:
+def create_chat_completion(caller: CallerDep) -> NoReturn:
     """Say that chat is not offered."""
+    del caller  # as everywhere, only who has a key gets an answer
     msg = (
         "Chat is not offered: the models are used as base models, so that every position of a "
         "prompt is known. Render the chat template yourself, for example with transformers: "

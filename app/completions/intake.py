@@ -4,12 +4,13 @@ Several prompts become several request specs, in their order. The numbers of Ste
 that came along are stored under their names, as a Job's are: workers read them from there.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
 
 from app.catalog import ServedModel, Tokenizer
+from app.completions.dose import Doses
 from app.completions.problems import Problem, shown
 from app.completions.rows_of import RowsOf
 from app.completions.spec import RequestSpec
@@ -71,6 +72,7 @@ def prepare_completion(
     *,
     stored: Mapping[str, Vector],
     captured: Mapping[RowsOf, Vector | str],
+    norms: Sequence[float] | None = None,
 ) -> PreparedCompletion:
     """Validate a body. Raises InvalidRequestError naming the first rule that it breaks."""
     validator = Validator(model, tokenizer, limits, stored=stored, captured=captured, is_job=False)
@@ -82,13 +84,14 @@ def prepare_completion(
         outcomes = [outcome]
     else:  # nothing is wrong, so there are several prompts
         prompts = body["prompt"]
-        _refuse_too_many(len(prompts), body.get("n") or 1, limits)
+        refuse_too_many(len(prompts), body.get("n") or 1, limits)
         outcomes = validator.check([{**body, "prompt": prompt} for prompt in prompts])
+    doses = Doses(norms, stored, validator.vectors)
     specs: list[RequestSpec] = []
     for each in outcomes:
         _raise_first(each)
         assert isinstance(each, RequestSpec)
-        specs.append(_with_echo(each))
+        specs.append(doses.warned(_with_echo(each)))
     return PreparedCompletion(
         model=model,
         specs=tuple(specs),
@@ -107,7 +110,8 @@ def _raise_first(outcome: RequestSpec | list[Problem]) -> None:
     raise kind(first.message, param=first.param, code=first.code)
 
 
-def _refuse_too_many(prompts: int, n: int, limits: Limits) -> None:
+def refuse_too_many(prompts: int, n: int, limits: Limits) -> None:
+    """Refuse more choices than one Completion may have. Raises InvalidRequestError."""
     if prompts * n > limits.choices:
         msg = (
             f"{prompts} prompts with n: {n} make {prompts * n} choices; at most {limits.choices} "

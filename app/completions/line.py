@@ -3,10 +3,15 @@
     tiller:completions:<model>       a list of ids that workers of the model take from
     tiller:completions:done:<id>     gets one item when the Completion has ended
     tiller:completions:answer:<id>   what the engine gave, for a minute
+    tiller:completions:tokens:<id>   a stream of what it gives as it comes, and a mark at its end
+    tiller:completions:reader:<id>   there while somebody reads that stream
 
 Nothing here is the truth: rows in Postgres are. What Redis loses, ends there after seconds.
 """
 
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import redis
@@ -17,8 +22,39 @@ PREFIX = "tiller:completions:"
 ANSWER_SECONDS = 60
 SOCKET_SECONDS = 5.0  # longer than any wait for an item
 WAITING_SECONDS = 60  # an id that nobody takes for so long belongs to a Completion that ended
+READER_SECONDS = 6  # after the last sign of a reader; its process may have died
+READ_ENTRIES = 64  # of a stream at once: a slow client's tokens wait in Redis, not in the API
+END_FIELD, NUMBER_FIELD, PIECES_FIELD = b"end", b"number", b"pieces"
 PUSH = "redis.call('RPUSH', KEYS[1], ARGV[1]); redis.call('EXPIRE', KEYS[1], ARGV[2])"
+APPEND = """
+    for i = 1, #KEYS do
+        redis.call('XADD', KEYS[i], 'MAXLEN', ARGV[3 * i - 1], '*',
+            'number', ARGV[3 * i], 'pieces', ARGV[3 * i + 1])
+        redis.call('EXPIRE', KEYS[i], ARGV[1])
+    end
+"""
+END = "redis.call('XADD', KEYS[1], '*', 'end', '1'); redis.call('EXPIRE', KEYS[1], ARGV[1])"
 BROKER_ERRORS = (RedisError, OSError)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEntry:
+    """Pieces of a stream as JSON, numbered from 0; a stream never has more than `entries_max`."""
+
+    completion_id: UUID
+    number: int
+    pieces: bytes
+    entries_max: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadEntry:
+    """An entry as read: where it stands in Redis, its number and its pieces, or the end mark."""
+
+    key: bytes
+    number: int = 0
+    pieces: bytes = b"[]"
+    is_end: bool = False
 
 
 class Line:
@@ -60,6 +96,28 @@ class Line:
         answer = self._redis.getdel(f"{PREFIX}answer:{completion_id.hex}")
         return answer if isinstance(answer, bytes) else None
 
+    def open_stream(self, completion_id: UUID) -> None:
+        """Say that the tokens of a Completion are read, for READER_SECONDS."""
+        self._redis.set(_reader(completion_id), b"1", ex=READER_SECONDS)
+
+    def put_tokens(self, entries: Sequence[TokenEntry]) -> None:
+        """Append to streams, in one round trip; each ends by itself a while after the last."""
+        keys = [_tokens(entry.completion_id) for entry in entries]
+        values: list[Any] = [ANSWER_SECONDS]
+        for entry in entries:
+            values += (entry.entries_max, entry.number, entry.pieces)
+        self._redis.eval(APPEND, len(keys), *keys, *values)
+
+    def end_tokens(self, completion_id: UUID) -> None:
+        """Mark the end of a stream: its Completion has ended."""
+        self._redis.eval(END, 1, _tokens(completion_id), str(ANSWER_SECONDS))
+
+    def unread(self, completion_ids: Collection[UUID]) -> set[UUID]:
+        """List those of these streams that nobody reads any more."""
+        ids = list(completion_ids)
+        found: Any = self._redis.mget([_reader(completion_id) for completion_id in ids])
+        return {name for name, reader in zip(ids, found, strict=True) if reader is None}
+
     def close(self) -> None:
         """Close the connections."""
         self._redis.close()
@@ -86,9 +144,45 @@ class Bell:
         key = f"{PREFIX}done:{completion_id.hex}"
         return await self._redis.blpop([key], timeout=seconds) is not None
 
+    async def read_tokens(
+        self, completion_id: UUID, after: bytes, seconds: float
+    ) -> list[ReadEntry]:
+        """Read what follows `after` in a stream, waiting for at most `seconds` (0: not at all).
+
+        Raises one of BROKER_ERRORS when Redis is away.
+        """
+        block = int(seconds * 1000) or None
+        found: Any = await self._redis.xread(
+            {_tokens(completion_id): after}, count=READ_ENTRIES, block=block
+        )
+        return [_read_entry(key, fields) for _, entries in found for key, fields in entries]
+
+    async def stay(self, completion_id: UUID) -> None:
+        """Say that a stream is still read; what waits in it is kept as long."""
+        await self._redis.set(_reader(completion_id), b"1", ex=READER_SECONDS)
+        await self._redis.expire(_tokens(completion_id), ANSWER_SECONDS)
+
+    async def leave(self, completion_id: UUID) -> None:
+        """Say that a stream is not read any more."""
+        await self._redis.delete(_reader(completion_id), _tokens(completion_id))
+
     async def close(self) -> None:
         """Close the connections."""
         await self._redis.aclose()
+
+
+def _tokens(completion_id: UUID) -> str:
+    return f"{PREFIX}tokens:{completion_id.hex}"
+
+
+def _reader(completion_id: UUID) -> str:
+    return f"{PREFIX}reader:{completion_id.hex}"
+
+
+def _read_entry(key: bytes, fields: Mapping[bytes, bytes]) -> ReadEntry:
+    if END_FIELD in fields:
+        return ReadEntry(key, is_end=True)
+    return ReadEntry(key, int(fields[NUMBER_FIELD]), fields[PIECES_FIELD])
 
 
 def _bytes(item: object) -> bytes:

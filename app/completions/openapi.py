@@ -167,7 +167,10 @@ COMPLETION_FIELDS: Final[dict[str, Schema]] = {
     "bad_words": items(STRING),
     "return_token_ids": FLAG,
     "stream": FLAG,
-    "stream_options": {"type": "object"},
+    "stream_options": {
+        "description": "Allowed only with stream: true.",
+        **sendable({"include_usage": FLAG}),
+    },
     "user": STRING,
     "output_residual_stream": {
         "description": "Layers to read, true for all.",
@@ -245,30 +248,62 @@ _CHOICE: Final[Schema] = closed(
     optional=frozenset({"prompt_token_ids", "token_ids", "prompt_logprobs"}),
 )
 
-_COMPLETION: Final[Schema] = closed(
-    {
-        "id": {"type": "string", "pattern": "^cmpl-[0-9a-f]{32}$"},
-        "object": {"const": "text_completion"},
-        "created": COUNT,
-        "model": STRING,
-        "choices": items(_CHOICE, minItems=1),
-        "usage": closed(
-            {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
-        ),
-        "activations": closed(
-            {
-                "residual_stream": _TENSOR,
-                "captures": {"type": "object", "additionalProperties": _TENSOR},
-            },
-            optional=frozenset({"residual_stream", "captures"}),
-        ),
-        "warnings": items(STRING),
+_HEAD: Final[dict[str, Schema]] = {
+    "id": {"type": "string", "pattern": "^cmpl-[0-9a-f]{32}$"},
+    "object": {"const": "text_completion"},
+    "created": COUNT,
+    "model": STRING,
+}
+_USAGE: Final[Schema] = closed(
+    {"prompt_tokens": COUNT, "completion_tokens": COUNT, "total_tokens": COUNT}
+)
+_TAIL: Final[dict[str, Schema]] = {
+    "activations": closed(
+        {
+            "residual_stream": _TENSOR,
+            "captures": {"type": "object", "additionalProperties": _TENSOR},
+        },
+        optional=frozenset({"residual_stream", "captures"}),
+    ),
+    "warnings": {
+        **items({"enum": ["double_bos", "dose_above_typical_norm"]}),
+        "description": "double_bos: the prompt begins with two BOS tokens, so every position is "
+        "one further than meant. dose_above_typical_norm: what an add puts on the residual stream "
+        "is longer than a row there typically is (typical_norms of GET /v1/models/{id}).",
     },
+}
+
+_COMPLETION: Final[Schema] = closed(
+    {**_HEAD, "choices": items(_CHOICE, minItems=1), "usage": _USAGE, **_TAIL},
     optional=frozenset({"activations", "warnings"}),
 )
 
+_CHUNK_CHOICE: Final[Schema] = {
+    **_CHOICE,
+    "description": "What a choice gained. The texts, token_ids and logprobs of its chunks joined "
+    "are those of the plain answer; its first chunk holds what belongs to the prompt.",
+    "properties": {
+        **_CHOICE["properties"],
+        "finish_reason": nullable(_CHOICE["properties"]["finish_reason"]),
+    },
+}
+_CHUNK: Final[Schema] = {
+    **closed(
+        {
+            **_HEAD,
+            "choices": items(_CHUNK_CHOICE, maxItems=1),
+            "usage": nullable(_USAGE),
+            **_TAIL,
+        },
+        optional=frozenset({"usage", "activations", "warnings"}),
+    ),
+    "description": "Usage (with stream_options.include_usage; null in all chunks before) and "
+    "activations come in one last chunk without choices, warnings in the first chunk.",
+}
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "Completion": _COMPLETION,
+    "CompletionChunk": _CHUNK,
     "EncodedVector": _ENCODED,
     "At": _AT,
     "SteeringVector": _STEERING_VECTOR,
@@ -277,6 +312,27 @@ SCHEMAS: Final[dict[str, Schema]] = {
     "Capture": _CAPTURE,
     "Tokens": _TOKENS,
 }
+
+EVENTS: Final[Schema] = {
+    "type": "string",
+    "description": "With stream: true. Events `data: {CompletionChunk}` as tokens are made, and "
+    "`data: [DONE]` last. A stream that fails ends with `data: {Error}` and no [DONE].",
+    "contentMediaType": "application/json",
+    "contentSchema": ref("CompletionChunk"),
+}
+
+CREATE_COMPLETION: Final[dict[str, Any]] = documented(
+    {
+        200: {
+            "description": "The choices, and what was read.",
+            "content": {
+                "application/json": {"schema": ref("Completion")},
+                "text/event-stream": {"schema": EVENTS},
+            },
+        }
+    },
+    body=json_body(sendable(COMPLETION_FIELDS, required=("model", "prompt"))),
+)
 
 TOKENIZE: Final[dict[str, Any]] = documented(
     {

@@ -23,7 +23,7 @@ FORMS = "a string, a list of token ids, or a list of one of these"
 def read_prompts(
     body: Mapping[str, Any], model: ServedModel, limits: Limits, problems: list[Problem]
 ) -> tuple[Prompt, ...]:
-    """Give the prompts of a body (none when something is wrong with them)."""
+    """Give the prompts of a body, none when something is wrong; no route takes more of them."""
     value = body.get("prompt")
     if value is None:
         problems.append(Problem("prompt", f"prompt is missing. Send {FORMS}."))
@@ -34,13 +34,18 @@ def read_prompts(
         items = value
     else:
         items = [value]
-    before = len(problems)
-    prompts = tuple(
-        prompt
-        for item in items
-        if (prompt := _read_prompt(item, model, limits, problems)) is not None
-    )
-    return prompts if len(problems) == before else ()
+    most = max(limits.choices, limits.tokenize_prompts)
+    if len(items) > most:
+        message = f"{len(items)} prompts were sent; at most {most} are allowed in one request."
+        problems.append(Problem("prompt", message))
+        return ()
+    prompts: list[Prompt] = []
+    for item in items:
+        prompt = _read_prompt(item, model, limits, problems)
+        if prompt is None:
+            return ()  # the first bad one is told; a body could hold millions
+        prompts.append(prompt)
+    return tuple(prompts)
 
 
 def _read_prompt(

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
+import orjson
 from psycopg.types.json import Jsonb
 
 from app.completions.spec import RequestSpec, spec_from_json, spec_to_json
 from app.completions.states import CompletionState, states_before
+from app.completions.unlisted import UnlistedCompletion
 from app.kit.db import Conn
 from app.ledger.holds import place_completion_hold, resolve_completion_hold
 
@@ -25,19 +27,26 @@ ENDED_MAX = 200
 
 @dataclass(frozen=True, slots=True)
 class ClaimedCompletion:
-    """A Completion that one worker runs now; `specs` has one for each prompt."""
+    """A Completion that one worker runs now; `specs` has one for each prompt.
+
+    With `stream`, its tokens are read as they come. With `body`, it was passed on as it was sent,
+    and the worker has to check it first.
+    """
 
     id: UUID
     account_id: UUID
     specs: tuple[RequestSpec, ...]
+    stream: bool = False
+    body: dict[str, Any] | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a Completion has no answer."""
+    """Why a Completion has no answer; `param` is the field of a body that broke a rule."""
 
     code: str
     message: str
+    param: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,13 +90,61 @@ def store_completion(
     model: str,
     specs: Sequence[RequestSpec],
     seconds: float,
+    stream: bool = False,
 ) -> None:
     """Store a Completion that must end within `seconds`, and hold its tokens; repeatable.
 
     Raises InsufficientTokensError or UnavailableError; the caller's transaction then rolls back.
     """
-    prompt_tokens = sum(spec.prompt_tokens for spec in specs)
-    tokens_held = sum(spec.tokens_held for spec in specs)
+    _store(
+        conn,
+        account_id,
+        completion_id,
+        model=model,
+        spec={"stream": stream, "prompts": [spec_to_json(spec) for spec in specs]},
+        prompt_tokens=sum(spec.prompt_tokens for spec in specs),
+        tokens_held=sum(spec.tokens_held for spec in specs),
+        seconds=seconds,
+    )
+
+
+def store_unlisted(
+    conn: Conn, account_id: UUID, unlisted: UnlistedCompletion, *, seconds: float
+) -> None:
+    """Store a Completion that its worker will check, and hold its upper bound; as above."""
+    # As one text: Postgres would rewrite millions of numbers one by one.
+    spec = {"stream": False, "body": orjson.dumps(unlisted.body).decode()}
+    _store(
+        conn,
+        account_id,
+        unlisted.id,
+        model=unlisted.model,
+        spec=spec,
+        prompt_tokens=unlisted.prompt_tokens,
+        tokens_held=unlisted.tokens_held,
+        seconds=seconds,
+    )
+
+
+def note_prompt(conn: Conn, completion_id: UUID, prompt_tokens: int) -> None:
+    """Note how many tokens the prompts of a running Completion have, now that they are counted."""
+    conn.execute(
+        "UPDATE completions SET prompt_tokens = %s WHERE id = %s AND state = 'running'",
+        [prompt_tokens, completion_id],
+    )
+
+
+def _store(
+    conn: Conn,
+    account_id: UUID,
+    completion_id: UUID,
+    *,
+    model: str,
+    spec: dict[str, Any],
+    prompt_tokens: int,
+    tokens_held: int,
+    seconds: float,
+) -> None:
     stored = conn.execute(
         """
         INSERT INTO completions (id, account_id, model, spec, prompt_tokens, tokens_held, deadline)
@@ -99,7 +156,7 @@ def store_completion(
             "id": completion_id,
             "account_id": account_id,
             "model": model,
-            "spec": Jsonb([spec_to_json(spec) for spec in specs]),
+            "spec": Jsonb(spec),
             "prompt_tokens": prompt_tokens,
             "tokens_held": tokens_held,
             "seconds": seconds,
@@ -125,7 +182,10 @@ def claim_completion(
     ).fetchone()
     if row is None:
         return None
-    return ClaimedCompletion(row["id"], row["account_id"], tuple(map(spec_from_json, row["spec"])))
+    stored = row["spec"]
+    specs = tuple(map(spec_from_json, stored.get("prompts", ())))
+    body = orjson.loads(stored["body"]) if "body" in stored else None
+    return ClaimedCompletion(row["id"], row["account_id"], specs, stored["stream"], body)
 
 
 def succeed_completion(
@@ -157,25 +217,40 @@ def fail_completion(
     return _end(conn, completion_id, CompletionState.errored, failure=failure, worker_id=worker_id)
 
 
-def cancel_completion(conn: Conn, completion_id: UUID, *, generated: int | None = None) -> bool:
+def cancel_completion(
+    conn: Conn,
+    completion_id: UUID,
+    *,
+    generated: int | None = None,
+    worker_id: UUID | None = None,
+) -> bool:
     """End a Completion whose client left; False when it had ended.
 
-    Released in full, or charged P + `generated` where the client has read that many tokens.
+    Released in full, or charged P + `generated`: the tokens that were made for a stream. With
+    `worker_id`, only if that worker has it.
     """
-    return _end(conn, completion_id, CompletionState.cancelled, tokens=generated)
+    return _end(
+        conn, completion_id, CompletionState.cancelled, tokens=generated, worker_id=worker_id
+    )
+
+
+def withdraw_completion(conn: Conn, completion_id: UUID) -> bool:
+    """End a Completion whose client left before a worker took it; False when one has."""
+    return _end(conn, completion_id, CompletionState.cancelled, before=CompletionState.pending)
 
 
 def read_ending(conn: Conn, completion_id: UUID) -> Ending | None:
     """Say where a Completion stands; None when there is no such row."""
     row = conn.execute(
-        "SELECT state, error_code, error_message FROM completions WHERE id = %s", [completion_id]
+        "SELECT state, error_code, error_message, error_param FROM completions WHERE id = %s",
+        [completion_id],
     ).fetchone()
     if row is None:
         return None
     failed = row["error_code"] is not None
     return Ending(
         CompletionState(row["state"]),
-        Failure(row["error_code"], row["error_message"]) if failed else None,
+        Failure(row["error_code"], row["error_message"], row["error_param"]) if failed else None,
     )
 
 
@@ -235,22 +310,28 @@ def _end(
     tokens: int | None = None,
     failure: Failure | None = None,
     worker_id: UUID | None = None,
+    before: CompletionState | None = None,
 ) -> bool:
-    """Move a row to a final state and resolve its Hold; False when it may not move there."""
+    """Move a row to a final state and resolve its Hold; False when it may not move there.
+
+    With `before`, only from that state.
+    """
     values: dict[str, Any] = {
         "id": completion_id,
         "state": state.value,
-        "before": states_before(state),
+        "before": states_before(state) if before is None else [before.value],
         "tokens": tokens,
         "code": None if failure is None else failure.code,
         "message": None if failure is None else failure.message,
+        "param": None if failure is None else failure.param,
         "worker_id": worker_id,
     }
     row = conn.execute(
         """
         UPDATE completions SET state = %(state)s, spec = NULL, finished_at = clock_timestamp(),
             completion_tokens = %(tokens)s::bigint, error_code = %(code)s,
-            error_message = %(message)s, tokens_charged = CASE WHEN %(tokens)s::bigint IS NULL
+            error_message = %(message)s, error_param = %(param)s,
+            tokens_charged = CASE WHEN %(tokens)s::bigint IS NULL
                 THEN 0 ELSE least(prompt_tokens + %(tokens)s::bigint, tokens_held) END
         WHERE id = %(id)s AND state = ANY(%(before)s)
             AND (%(worker_id)s::uuid IS NULL OR worker_id = %(worker_id)s::uuid)

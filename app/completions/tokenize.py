@@ -9,6 +9,7 @@ from typing import Any, Final
 from fastapi import APIRouter, Response
 
 from app.accounts.access import CallerDep
+from app.accounts.rate import REQUESTS_RATE
 from app.catalog import ServedModel, Tokenizer, Tokens
 from app.catalog.deps import CatalogDep
 from app.completions.openapi import TOKENIZE
@@ -26,7 +27,7 @@ router = APIRouter(tags=["completions"])
 FIELDS: Final = frozenset({"model", "prompt", "add_special_tokens"})
 
 
-@router.post("/v1/tokenize", **TOKENIZE)
+@router.post("/v1/tokenize", dependencies=[REQUESTS_RATE], **TOKENIZE)
 def tokenize(
     caller: CallerDep, *, body: BodyDep, settings: SettingsDep, catalog: CatalogDep
 ) -> Response:

@@ -27,7 +27,9 @@ from app.completions.records import (
     has_worker,
     read_ending,
     store_completion,
+    store_unlisted,
 )
+from app.completions.unlisted import UnlistedCompletion
 from app.errors import ApiError, InvalidRequestError, UnavailableError
 from app.kit.db import Conn, Database
 from app.steering.vectors import store_vectors
@@ -39,7 +41,13 @@ RETRY_AFTER_SECONDS = 5
 BELL_SECONDS = 0.5  # between two looks whether the client is still there
 LOOK_SECONDS = 1.0  # between two looks into Postgres
 # A vector is unknown to a worker only when its owner deleted it after the request was checked.
-BAD_REQUESTS = frozenset({"invalid_request", "non_finite_activations", "unknown_vector"})
+# The last two are of bodies that a worker checked.
+BAD_REQUESTS = frozenset(
+    {
+        *("invalid_request", "non_finite_activations", "unknown_vector"),
+        *("context_length_exceeded", "named_vectors_too_large"),
+    }
+)
 AWAY = frozenset(
     {"deadline_exceeded", "not_taken", "worker_lost", "worker_stopped", "broker_unavailable"}
 )
@@ -57,15 +65,14 @@ class Desk:
 
     def __init__(self, database: Database, redis_url: str) -> None:
         """Connect to Redis on first use."""
-        self._database = database
-        self._line = Line(redis_url)
-        self._bell = Bell(redis_url)
-        self.waiting = 0
+        self.database = database
+        self.line = Line(redis_url)
+        self.bell = Bell(redis_url)
 
     async def close(self) -> None:
         """Close the connections to Redis."""
-        self._line.close()
-        await self._bell.close()
+        self.line.close()
+        await self.bell.close()
 
     def submit(self, account_id: UUID, prepared: PreparedCompletion, *, seconds: float) -> None:
         """Hold the tokens of a Completion and put it in line for a worker.
@@ -75,24 +82,47 @@ class Desk:
         model = prepared.model.name
 
         def store(conn: Conn) -> None:
-            if not has_worker(conn, model):
-                msg = f"No worker serves {model} at the moment. Send it again later, or as a Job."
-                raise UnavailableError(msg, code="no_worker", retry_after=RETRY_AFTER_SECONDS)
+            _need_worker(conn, model)
             store_vectors(conn, account_id, prepared.vectors.values())
             store_completion(
-                conn, account_id, prepared.id, model=model, specs=prepared.specs, seconds=seconds
+                conn,
+                account_id,
+                prepared.id,
+                model=model,
+                specs=prepared.specs,
+                seconds=seconds,
+                stream=prepared.stream,
             )
 
-        self._database.run(store)
+        self.database.run(store)
+        self._put_in_line(model, prepared.id, stream=prepared.stream)
+
+    def submit_unlisted(
+        self, account_id: UUID, unlisted: UnlistedCompletion, *, seconds: float
+    ) -> None:
+        """Hold the upper bound of a Completion that its worker will check; else as `submit`."""
+
+        def store(conn: Conn) -> None:
+            _need_worker(conn, unlisted.model)
+            store_unlisted(conn, account_id, unlisted, seconds=seconds)
+
+        self.database.run(store)
+        self._put_in_line(unlisted.model, unlisted.id, stream=False)
+
+    def _put_in_line(self, model: str, completion_id: UUID, *, stream: bool) -> None:
         try:
-            self._line.put(model, prepared.id)
+            if stream:
+                self.line.open_stream(completion_id)
+            self.line.put(model, completion_id)
         except BROKER_ERRORS as error:
             log.warning("Completion not put in line", extra={"error": repr(error)})
-            self._database.run(lambda conn: fail_completion(conn, prepared.id, NO_BROKER))
+            self.database.run(lambda conn: fail_completion(conn, completion_id, NO_BROKER))
             raise error_of(NO_BROKER) from error
 
-    async def outcomes(self, request: Request, prepared: PreparedCompletion) -> list[Any]:
-        """Wait for the answer of a Completion that was put in line.
+    async def outcomes(
+        self, request: Request, prepared: PreparedCompletion | UnlistedCompletion
+    ) -> Any:
+        """Wait for what the worker of a Completion gave: outcomes, or an unlisted one's answer.
 
         Raises the ApiError that its end means, and ClientLeftError after cancelling it.
         """
@@ -101,18 +131,17 @@ class Desk:
         except BaseException:
             # The client left, or this process stops: nobody will read the answer.
             with contextlib.suppress(Exception):
-                await asyncio.shield(self._in_thread(lambda c: cancel_completion(c, prepared.id)))
+                await asyncio.shield(self.in_thread(lambda c: cancel_completion(c, prepared.id)))
             raise
         if ending.failure is not None:
             raise error_of(ending.failure)
         try:
-            answer = await run_in_threadpool(self._line.read_answer, prepared.id)
+            answer = await run_in_threadpool(self.line.read_answer, prepared.id)
         except BROKER_ERRORS as error:
             raise error_of(NO_BROKER) from error
         if answer is None:
             raise error_of(NO_BROKER)
-        outcomes: list[Any] = await run_in_threadpool(orjson.loads, answer)
-        return outcomes
+        return await run_in_threadpool(orjson.loads, answer)
 
     async def _wait(self, request: Request, completion_id: UUID) -> Ending:
         loop = asyncio.get_running_loop()
@@ -121,19 +150,30 @@ class Desk:
             if await request.is_disconnected():
                 raise ClientLeftError
             try:
-                rang = await self._bell.wait(completion_id, BELL_SECONDS)
+                rang = await self.bell.wait(completion_id, BELL_SECONDS)
             except BROKER_ERRORS:
                 rang = False
                 await asyncio.sleep(BELL_SECONDS)
             if not rang and loop.time() - looked_at < LOOK_SECONDS:
                 continue
             looked_at = loop.time()
-            ending = await self._in_thread(lambda conn: _look(conn, completion_id))
+            ending = await self.look(completion_id)
             if ending.is_final:
                 return ending
 
-    async def _in_thread(self, work: Callable[[Conn], T]) -> T:
-        return await run_in_threadpool(self._database.run, work)
+    async def look(self, completion_id: UUID) -> Ending:
+        """Look where a Completion stands, and end it if its time is over."""
+        return await self.in_thread(lambda conn: _look(conn, completion_id))
+
+    async def in_thread(self, work: Callable[[Conn], T]) -> T:
+        """Run a transaction off the event loop."""
+        return await run_in_threadpool(self.database.run, work)
+
+
+def _need_worker(conn: Conn, model: str) -> None:
+    if not has_worker(conn, model):
+        msg = f"No worker serves {model} at the moment. Send it again later, or as a Job."
+        raise UnavailableError(msg, code="no_worker", retry_after=RETRY_AFTER_SECONDS)
 
 
 def _look(conn: Conn, completion_id: UUID) -> Ending:
@@ -148,5 +188,5 @@ def error_of(failure: Failure) -> ApiError:
     if failure.code in AWAY:
         return UnavailableError(failure.message, code=failure.code, retry_after=RETRY_AFTER_SECONDS)
     if failure.code in BAD_REQUESTS:
-        return InvalidRequestError(failure.message, code=failure.code)
+        return InvalidRequestError(failure.message, code=failure.code, param=failure.param)
     return ApiError(failure.message, code=failure.code)

@@ -8,8 +8,10 @@ from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
 
 from app.accounts.access import Caller, require
-from app.catalog.deps import CatalogDep
+from app.accounts.rate import CREATES_RATE, REQUESTS_RATE
+from app.catalog.deps import CatalogDep, NormsDep
 from app.completions.references import ReadCaptured
+from app.completions.unlisted import refuse_announced
 from app.errors import InvalidRequestError, NotFoundError
 from app.jobs import openapi
 from app.jobs.errors import no_job
@@ -36,7 +38,7 @@ WAITERS_MAX = 200  # long polls of one process; more get the present state at on
 WAIT_POLL_SECONDS = (0.1, 1.0)  # first and longest pause between two looks of a long poll
 
 
-@router.post("/v1/jobs", status_code=202, **openapi.CREATE_JOB)
+@router.post("/v1/jobs", status_code=202, dependencies=[CREATES_RATE], **openapi.CREATE_JOB)
 def create_job(
     request: Request,
     caller: Writer,
@@ -45,6 +47,7 @@ def create_job(
     database: DatabaseDep,
     settings: SettingsDep,
     catalog: CatalogDep,
+    norms: NormsDep,
 ) -> Response:
     """Take in a Job: everything is validated, held and stored, or nothing is."""
     limits, account_id = settings.limits, caller.account_id
@@ -59,6 +62,8 @@ def create_job(
         if earlier is not None:
             return _accepted(earlier, replayed=True)
     order = read_order(read_object(body, depth_max=limits.json_depth), limits)
+    if order.model not in catalog:
+        database.run(lambda conn: refuse_announced(conn, order.model))
     model = catalog.get(order.model)
     stored = database.run(lambda conn: load_named_vectors(conn, account_id, order, settings.limits))
     read_captured: ReadCaptured = request.app.state.captured.read
@@ -70,6 +75,7 @@ def create_job(
         settings,
         stored=stored,
         captured=captured,
+        norms=norms.of(model),
     )
     answer, replayed = database.run(
         lambda conn: store_job(conn, account_id, prepared, settings, key)
@@ -124,7 +130,7 @@ async def get_job(
     return json_answer(job_object(view), headers=headers)
 
 
-@router.post("/v1/jobs/{job_id}/cancel", **openapi.CANCEL_JOB)
+@router.post("/v1/jobs/{job_id}/cancel", dependencies=[REQUESTS_RATE], **openapi.CANCEL_JOB)
 def cancel_job(job_id: str, caller: Writer, database: DatabaseDep) -> Response:
     """Cancel a Job; repeatable, and a finished Job stays as it is."""
     found = _job_id(job_id)

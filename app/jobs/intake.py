@@ -7,7 +7,7 @@ stays within some tens of megabytes. Numbers of Steering vectors are stored once
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
@@ -17,11 +17,13 @@ import orjson
 from psycopg.types.json import Jsonb
 
 from app.catalog import ServedModel, Tokenizer
+from app.completions.dose import Doses
 from app.completions.problems import Problem
 from app.completions.rows_of import RowsOf
 from app.completions.spec import RequestSpec, spec_to_json
+from app.completions.unlisted import not_listed
 from app.completions.validate import Validator
-from app.errors import InvalidRequestError, ModelNotFoundError, TooManyRequestsError
+from app.errors import InvalidRequestError, TooManyRequestsError
 from app.jobs.capture_shapes import CaptureNames
 from app.jobs.errors import InvalidJobError
 from app.jobs.idempotency import IdempotencyKey, StoredAnswer, claim_key, keep_answer
@@ -77,13 +79,14 @@ def prepare_job(
     *,
     stored: Mapping[str, Vector],
     captured: Mapping[RowsOf, Vector | str] = MappingProxyType({}),
+    norms: Sequence[float] | None = None,
 ) -> PreparedJob:
     """Validate every request of an order. Raises InvalidJobError listing what is wrong."""
     if not model.listed:
-        msg = f"{model.name} takes no Jobs. GET /v1/models lists the models that do."
-        raise ModelNotFoundError(msg, param="model")
+        raise not_listed(model.name)
     limits = settings.limits
     validator = Validator(model, tokenizer, limits, stored=stored, captured=captured, is_job=True)
+    doses = Doses(norms, stored, validator.vectors)
     report = _Report(limits.errors_reported)
     lines: list[Line] = []
     names: set[str] = set()
@@ -100,7 +103,8 @@ def prepare_job(
             report.add(index, item.problems)
             report.add_twin(index, item.custom_id, first_with)
             if isinstance(outcome, RequestSpec):
-                spec = with_fixed_seed(outcome, index) if order.reproducible else outcome
+                spec = doses.warned(outcome)
+                spec = with_fixed_seed(spec, index) if order.reproducible else spec
                 names.update(vector_names(spec.interventions, spec.captures))
                 report.add(index, captures.problems(index, spec.captures))
                 lines.append(_line(item, spec, model))

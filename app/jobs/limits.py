@@ -1,8 +1,10 @@
 """GET /v1/limits: every cap of this server under its setting's name, and how much is in use."""
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from app.accounts.access import CallerDep
+from app.accounts.places import Places
+from app.accounts.rate import Rate, RateLimits
 from app.jobs.openapi import LIMITS
 from app.kit.answers import json_answer
 from app.kit.db import Conn
@@ -13,8 +15,12 @@ router = APIRouter(tags=["limits"])
 
 
 @router.get("/v1/limits", **LIMITS)
-def get_limits(caller: CallerDep, database: DatabaseDep, settings: SettingsDep) -> Response:
-    """List the caps, and what the account uses of those that count something alive."""
+def get_limits(
+    request: Request, caller: CallerDep, database: DatabaseDep, settings: SettingsDep
+) -> Response:
+    """List the caps, and what account or key use of those that count something alive."""
+    rates: RateLimits = request.app.state.rates
+    places: Places = request.app.state.places
 
     def read(conn: Conn) -> dict[str, int]:
         row = conn.execute(
@@ -27,6 +33,10 @@ def get_limits(caller: CallerDep, database: DatabaseDep, settings: SettingsDep) 
         return {"live_jobs": row["live"] if row else 0}
 
     in_use = database.run(read)
+    in_use["completions_waiting_key"] = places.of(caller.key_id)
+    for rate in Rate:
+        if (standing := rates.look(rate, caller.key_id)) is not None:
+            in_use[rate.value] = standing.limit - standing.remaining
     limits = [
         {
             "id": name,

@@ -7,6 +7,7 @@ from app.jobs.schemas import FIELDS, PRIORITIES
 from app.jobs.states import JobState, RequestState
 from app.kit.openapi import (
     COUNT,
+    ETAG,
     FLAG,
     IDEMPOTENCY_KEY,
     NUMBER,
@@ -17,8 +18,10 @@ from app.kit.openapi import (
     answer,
     closed,
     documented,
+    header,
     items,
     json_body,
+    leads_to,
     nullable,
     page_of,
     page_queries,
@@ -150,6 +153,16 @@ _REQUEST_WHOLE: Final[Schema] = closed(
     }
 )
 
+
+def job_links(job_id: str) -> dict[str, Schema]:
+    """Say what can be done with the Job whose id stands at `job_id` of an answer."""
+    operations = ("get_job", "cancel_job", "get_requests", "get_manifest")
+    return {name: leads_to(name, job_id=job_id) for name in operations}
+
+
+_LINKS: Final = job_links("$response.body#/id")
+_REQUEST_OF_JOB: Final = leads_to("get_request", job_id="$response.body#/id", index="0")
+
 SCHEMAS: Final[dict[str, Schema]] = {
     "RequestBody": _BODY,
     "NewJobRequest": _JOB_REQUEST,
@@ -160,12 +173,25 @@ SCHEMAS: Final[dict[str, Schema]] = {
 }
 
 CREATE_JOB: Final[dict[str, Any]] = documented(
-    {202: answer("The Job is stored and its tokens are held.", ref("Job"))},
+    {
+        202: answer(
+            "The Job is stored and its tokens are held.",
+            ref("Job"),
+            headers={"location": header("Where the Job is.")},
+            links={**_LINKS, "get_request": _REQUEST_OF_JOB},
+        )
+    },
     body=json_body(ref("NewJob")),
     parameters=(IDEMPOTENCY_KEY,),
 )
 LIST_JOBS: Final[dict[str, Any]] = documented(
-    {200: answer("A page of Jobs.", page_of(ref("Job")))},
+    {
+        200: answer(
+            "A page of Jobs.",
+            page_of(ref("Job")),
+            links=job_links("$response.body#/data/0/id"),
+        )
+    },
     parameters=(
         *page_queries(newest=True),
         query("status", JOB_STATE, "Only Jobs of this status."),
@@ -173,15 +199,30 @@ LIST_JOBS: Final[dict[str, Any]] = documented(
     ),
 )
 READ_JOB: Final[dict[str, Any]] = documented(
-    {200: answer("The Job.", ref("Job")), 304: answer("It is as it was.")},
+    {
+        200: answer("The Job.", ref("Job"), headers={"etag": ETAG}, links=_LINKS),
+        304: answer("It is as it was.", headers={"etag": ETAG}),
+    },
     parameters=(
         query("wait", COUNT, "Answer when it changes or ends, after so many seconds at most."),
         REVALIDATE,
     ),
 )
-CANCEL_JOB: Final[dict[str, Any]] = documented({200: answer("The Job.", ref("Job"))})
+CANCEL_JOB: Final[dict[str, Any]] = documented({200: answer("The Job.", ref("Job"), links=_LINKS)})
 LIST_REQUESTS: Final[dict[str, Any]] = documented(
-    {200: answer("A page of requests.", page_of(ref("JobRequest")))},
+    {
+        200: answer(
+            "A page of requests.",
+            page_of(ref("JobRequest")),
+            links={
+                "get_request": leads_to(
+                    "get_request",
+                    job_id="$response.body#/data/0/job_id",
+                    index="$response.body#/data/0/request_index",
+                )
+            },
+        )
+    },
     parameters=(
         *page_queries(newest=False),
         query("status", REQUEST_STATE, "Only requests of this status."),

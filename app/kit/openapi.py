@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from fastapi.routing import APIRoute
 
 Schema = dict[str, Any]
 
@@ -21,7 +22,7 @@ FLAG: Final[Schema] = {"type": "boolean"}
 SECONDS: Final[Schema] = {"type": "integer", "description": "Unix time in seconds."}
 JSON: Final = "application/json"
 BEARER: Final = {"type": "http", "scheme": "bearer", "description": "A key, sk_live_…"}
-OPEN_PATHS: Final = frozenset({"/healthz", "/readyz"})
+OPEN_PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 
 
 def ref(name: str) -> Schema:
@@ -75,10 +76,41 @@ def page_of(schema: Schema) -> Schema:
     )
 
 
-def answer(description: str, schema: Schema | None = None, *, media: str = JSON) -> Schema:
+def answer(
+    description: str,
+    schema: Schema | None = None,
+    *,
+    media: str = JSON,
+    headers: Mapping[str, Schema] | None = None,
+    links: Mapping[str, Schema] | None = None,
+) -> Schema:
     """Describe an answer; without a schema it has no body."""
-    content = {} if schema is None else {"content": {media: {"schema": schema}}}
-    return {"description": description, **content}
+    described: Schema = {"description": description}
+    if schema is not None:
+        described["content"] = {media: {"schema": schema}}
+    if headers:
+        described["headers"] = dict(headers)
+    if links:
+        described["links"] = dict(links)
+    return described
+
+
+def header(description: str, schema: Schema = STRING) -> Schema:
+    """Describe a header that the answer always has."""
+    return {"description": description, "required": True, "schema": schema}
+
+
+def leads_to(operation: str, **parameters: str) -> Schema:
+    """Describe a link: `operation` is the name of an endpoint's function.
+
+    The values are constants or runtime expressions, as "$response.body#/id".
+    """
+    return {"operationId": operation, "parameters": parameters}
+
+
+def operation_id(route: APIRoute) -> str:
+    """Name an operation after its function, so that links and generated clients are readable."""
+    return route.name
 
 
 def json_body(schema: Schema) -> Schema:
@@ -109,11 +141,12 @@ def page_queries(*, newest: bool) -> tuple[Schema, ...]:
     )
 
 
+ETAG: Final[Schema] = header("Send it as If-None-Match: 304 says that nothing has changed.")
 IDEMPOTENCY_KEY: Final[Schema] = {
     "name": "Idempotency-Key",
     "in": "header",
     "required": False,
-    "schema": STRING,
+    "schema": {"type": "string", "pattern": "^[ -~]+$"},
     "description": "The same key and body again give the first answer and do nothing.",
 }
 
@@ -159,6 +192,10 @@ ERROR: Final[Schema] = closed(
     }
 )
 # Of every route: what is wrong with a request, and what may be wrong with the service.
+REQUEST_ID: Final[Schema] = header(
+    "Name it when you ask about this answer.",
+    {"type": "string", "pattern": "^req_[0-9a-f]{32}$"},
+)
 FAILURES: Final[dict[int | str, Schema]] = {
     "4XX": answer("The request is refused; nothing has changed.", ref("Error")),
     "5XX": answer("The service cannot do it now, or is at fault.", ref("Error")),
@@ -189,6 +226,7 @@ def _document(app: FastAPI, schemas: Mapping[str, Schema]) -> dict[str, Any]:
                 operation["security"] = [{"key": []}]
             for described in operation["responses"].values():
                 _leave_out_empty(described)
+                described.setdefault("headers", {})["x-request-id"] = REQUEST_ID
     return found
 
 

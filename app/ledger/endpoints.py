@@ -1,16 +1,18 @@
-"""GET /v1/usage: what the account of the key has, holds and was charged."""
+"""GET /v1/usage: what the account of the key has, holds and was charged. GET /v1/ledger: why."""
 
 from typing import Any
 
-from fastapi import APIRouter, Response
+from fastapi import APIRouter, Request, Response
 
 from app.accounts.access import CallerDep
 from app.kit.answers import json_answer
 from app.kit.db import Conn
-from app.kit.deps import DatabaseDep
+from app.kit.deps import DatabaseDep, SettingsDep
 from app.kit.ids import public_id
-from app.ledger.openapi import READ_USAGE
-from app.ledger.usage import account_usage, open_holds
+from app.kit.pages import list_page, page_query, unknown_cursor
+from app.ledger.listing import entry_object, list_entries
+from app.ledger.openapi import LIST_ENTRIES, READ_USAGE
+from app.ledger.usage import account_usage, open_completion_holds, open_holds
 
 router = APIRouter(tags=["usage"])
 
@@ -24,6 +26,7 @@ def get_usage(caller: CallerDep, database: DatabaseDep) -> Response:
     def read(conn: Conn) -> dict[str, Any]:
         usage = account_usage(conn, caller.account_id)
         holds = open_holds(conn, caller.account_id, limit=HOLDS_SHOWN_MAX)
+        single = open_completion_holds(conn, caller.account_id, limit=HOLDS_SHOWN_MAX)
         return {
             "object": "usage",
             "account_id": public_id("acct", caller.account_id),
@@ -41,6 +44,35 @@ def get_usage(caller: CallerDep, database: DatabaseDep) -> Response:
                 }
                 for item in holds
             ],
+            "completion_holds": [
+                {
+                    "completion_id": f"cmpl-{item.completion_id.hex}",
+                    "model": item.model,
+                    "status": item.state,
+                    "tokens_held": item.tokens_held,
+                    "created_at": int(item.created_at.timestamp()),
+                }
+                for item in single
+            ],
         }
 
     return json_answer(database.run(read))
+
+
+@router.get("/v1/ledger", **LIST_ENTRIES)
+def get_entries(
+    request: Request, caller: CallerDep, database: DatabaseDep, settings: SettingsDep
+) -> Response:
+    """List the entries of the account, newest first: grants, charges and releases."""
+    query = request.query_params
+    page = page_query(
+        limit=query.get("limit"),
+        after=query.get("after"),
+        order=query.get("order"),
+        limit_max=settings.limits.list_page,
+    )
+    entries = database.run(lambda conn: list_entries(conn, caller.account_id, page))
+    if entries is None:
+        raise unknown_cursor(query["after"])
+    items = [entry_object(entry) for entry in entries[: page.limit]]
+    return json_answer(list_page(items, has_more=len(entries) > page.limit))

@@ -4,6 +4,7 @@
     settle   account.held -= amount, balance -= charged    a `settle` entry naming the Hold
     release  account.held -= amount              a `release` entry naming the Hold
     grant    account.balance += amount           a `grant` entry
+    reverse  account.balance -= amount           a `reversal` entry; only what is available
 
 Rows are added, never changed; a second resolution of a Hold is refused by uq_entries_hold, and
 ck_accounts_held_within_balance keeps 0 <= held <= balance. Settling and releasing write entries
@@ -227,6 +228,42 @@ def grant_tokens(conn: Conn, account_id: UUID, amount: int, note: str) -> None:
         "INSERT INTO entries (account_id, kind, amount, note) VALUES (%s, 'grant', %s, %s)",
         [account_id, amount, note],
     )
+
+
+def reverse_tokens(conn: Conn, account_id: UUID, amount: int, note: str) -> None:
+    """Take granted tokens back; what open Holds reserve stays.
+
+    Raises ValueError for less than one token, and when fewer are available.
+    """
+    if amount < 1:
+        msg = f"a reversal must be of at least 1 token, not {amount}"
+        raise ValueError(msg)
+    taken = conn.execute(
+        """
+        UPDATE accounts SET balance = balance - %(amount)s
+        WHERE id = %(account_id)s AND balance - held >= %(amount)s
+        """,
+        {"amount": amount, "account_id": account_id},
+    )
+    if taken.rowcount == 0:
+        msg = f"account {account_id} has fewer than {amount} tokens available"
+        raise ValueError(msg)
+    conn.execute(
+        "INSERT INTO entries (account_id, kind, amount, note) VALUES (%s, 'reversal', %s, %s)",
+        [account_id, amount, note],
+    )
+
+
+def allow_holds(conn: Conn, account_id: UUID) -> bool:
+    """Let an account place Holds again; False when nothing kept it from that."""
+    allowed = conn.execute(
+        """
+        UPDATE accounts SET holds_stopped_at = NULL, holds_stopped_reason = NULL
+        WHERE id = %s AND holds_stopped_at IS NOT NULL
+        """,
+        [account_id],
+    )
+    return allowed.rowcount == 1
 
 
 def stop_holds(conn: Conn, account_id: UUID, reason: str) -> bool:

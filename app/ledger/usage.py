@@ -5,6 +5,7 @@ prove that both agree.
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from uuid import UUID
 
 from app.kit.db import Conn
@@ -33,6 +34,17 @@ class JobHolds:
     job_id: UUID
     holds: int
     tokens_held: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionHold:
+    """What the open Hold of one Completion reserves."""
+
+    completion_id: UUID
+    model: str
+    state: str
+    tokens_held: int
+    created_at: datetime
 
 
 def account_usage(conn: Conn, account_id: UUID) -> AccountUsage:
@@ -75,3 +87,15 @@ def open_holds(conn: Conn, account_id: UUID, *, limit: int) -> list[JobHolds]:
         [account_id, limit],
     ).fetchall()
     return [JobHolds(**row) for row in rows]
+
+
+def open_completion_holds(conn: Conn, account_id: UUID, *, limit: int) -> list[CompletionHold]:
+    """List the Completions of an account that hold tokens, newest first, at most `limit`."""
+    rows = conn.execute(
+        """
+        SELECT id AS completion_id, model, state, tokens_held, created_at FROM completions
+        WHERE account_id = %s AND finished_at IS NULL ORDER BY id DESC LIMIT %s
+        """,
+        [account_id, limit],
+    ).fetchall()
+    return [CompletionHold(**row) for row in rows]

@@ -5,6 +5,7 @@ from typing import Any, Final
 from app.jobs.openapi import COUNTS, JOB_ID, JOB_STATE, USAGE
 from app.kit.openapi import (
     COUNT,
+    ETAG,
     FLAG,
     NUMBER,
     SECONDS,
@@ -13,7 +14,9 @@ from app.kit.openapi import (
     answer,
     closed,
     documented,
+    header,
     items,
+    leads_to,
     nullable,
     ref,
 )
@@ -80,14 +83,28 @@ _MANIFEST: Final[Schema] = closed(
 SCHEMAS: Final[dict[str, Schema]] = {"Manifest": _MANIFEST, "ManifestFile": _FILE}
 
 MANIFEST: Final[dict[str, Any]] = documented(
-    {200: answer("The manifest.", ref("Manifest")), 304: answer("It is as it was.")}
+    {
+        200: answer(
+            "The manifest.",
+            ref("Manifest"),
+            headers={"etag": ETAG},
+            links={
+                "get_file": leads_to(
+                    "get_file",
+                    job_id="$response.body#/job_id",
+                    path="$response.body#/files/0/path",
+                )
+            },
+        ),
+        304: answer("It is as it was.", headers={"etag": ETAG}),
+    }
 )
 FILE: Final[dict[str, Any]] = documented(
     {
-        200: answer("The file.", _BYTES, media=_MEDIA),
-        206: answer("The range of the file.", _BYTES, media=_MEDIA),
-        302: answer("A link that works for an hour."),
-        304: answer("It is as it was."),
+        200: answer("The file.", _BYTES, media=_MEDIA, headers={"etag": ETAG}),
+        206: answer("The range of the file.", _BYTES, media=_MEDIA, headers={"etag": ETAG}),
+        302: answer("A link that works for an hour.", headers={"location": header("The link.")}),
+        304: answer("It is as it was.", headers={"etag": ETAG}),
     },
     parameters=(_RANGE,),
 )

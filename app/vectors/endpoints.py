@@ -6,6 +6,7 @@ import orjson
 from fastapi import APIRouter, Depends, Header, Request, Response
 
 from app.accounts.access import Caller, CallerDep, require
+from app.accounts.rate import CREATES_RATE
 from app.errors import InvalidRequestError, NotFoundError
 from app.jobs.idempotency import StoredAnswer, claim_key, find_answer, keep_answer, read_key
 from app.kit.answers import json_answer
@@ -32,7 +33,7 @@ Writer = Annotated[Caller, Depends(require("vectors"))]
 IfNoneMatch = Annotated[str | None, Header()]
 
 
-@router.post("", status_code=201, **openapi.CREATE_VECTOR)
+@router.post("", status_code=201, dependencies=[CREATES_RATE], **openapi.CREATE_VECTOR)
 def create_vector(
     request: Request, caller: Writer, *, body: BodyDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:

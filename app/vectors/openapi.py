@@ -6,6 +6,7 @@ from app.completions.openapi import VECTOR
 from app.jobs.openapi import TEXTS
 from app.kit.openapi import (
     COUNT,
+    ETAG,
     FLAG,
     IDEMPOTENCY_KEY,
     JSON,
@@ -16,7 +17,9 @@ from app.kit.openapi import (
     answer,
     closed,
     documented,
+    header,
     items,
+    leads_to,
     nullable,
     page_of,
     page_queries,
@@ -52,6 +55,15 @@ SCHEMAS: Final[dict[str, Schema]] = {
     ),
 }
 
+
+def vector_links(vector_id: str) -> dict[str, Schema]:
+    """Say what can be done with the vector whose id stands at `vector_id` of an answer."""
+    operations = ("get_vector", "get_content", "delete_vector")
+    return {name: leads_to(name, vector_id=vector_id) for name in operations}
+
+
+_LINKS: Final = vector_links("$response.body#/id")
+_LOCATION: Final = {"location": header("Where the vector is.")}
 _FORM: Final[Schema] = {
     "type": "object",
     "properties": {
@@ -65,8 +77,13 @@ _FORM: Final[Schema] = {
 }
 CREATE_VECTOR: Final[dict[str, Any]] = documented(
     {
-        201: answer("The vector is stored.", ref("StoredVector")),
-        200: answer("These numbers were stored before.", ref("StoredVector")),
+        201: answer("The vector is stored.", ref("StoredVector"), headers=_LOCATION, links=_LINKS),
+        200: answer(
+            "These numbers were stored before.",
+            ref("StoredVector"),
+            headers=_LOCATION,
+            links=_LINKS,
+        ),
     },
     body={
         "required": True,
@@ -85,19 +102,30 @@ CREATE_VECTOR: Final[dict[str, Any]] = documented(
     ),
 )
 LIST_VECTORS: Final[dict[str, Any]] = documented(
-    {200: answer("A page of vectors.", page_of(ref("StoredVector")))},
+    {
+        200: answer(
+            "A page of vectors.",
+            page_of(ref("StoredVector")),
+            links=vector_links("$response.body#/data/0/id"),
+        )
+    },
     parameters=(
         *page_queries(newest=True),
         query("interned", FLAG, "true: only those that Jobs brought along; false: uploads."),
     ),
 )
 READ_VECTOR: Final[dict[str, Any]] = documented(
-    {200: answer("The vector.", ref("StoredVectorWhole"))}
+    {200: answer("The vector.", ref("StoredVectorWhole"), links=_LINKS)}
 )
 READ_CONTENT: Final[dict[str, Any]] = documented(
     {
-        200: answer("A .npy file of float32.", _BYTES, media="application/x-npy"),
-        304: answer("It is as it was."),
+        200: answer(
+            "A .npy file of float32.",
+            _BYTES,
+            media="application/x-npy",
+            headers={"etag": ETAG},
+        ),
+        304: answer("It is as it was.", headers={"etag": ETAG}),
     }
 )
 DELETE_VECTOR: Final[dict[str, Any]] = documented(

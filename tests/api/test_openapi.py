@@ -76,8 +76,29 @@ def test_every_operation_describes_its_answers_and_its_body(document: dict[str, 
             assert told or status in ("302", "304"), f"{name} {status}"
         expected = name.startswith("POST") and name not in without_body
         assert ("requestBody" in operation) == expected, name
-        is_open = name in ("GET /healthz", "GET /readyz")
+        is_open = name in ("GET /healthz", "GET /readyz", "GET /metrics")
         assert ("security" in operation) != is_open, name
+
+
+def test_every_answer_tells_of_its_id(document: dict[str, Any]) -> None:
+    for name, operation in operations(document):
+        for status, answer in operation["responses"].items():
+            assert answer["headers"]["x-request-id"]["required"], f"{name} {status}"
+
+
+def test_every_link_leads_to_an_operation_and_fills_its_path(document: dict[str, Any]) -> None:
+    known = {operation["operationId"]: operation for _, operation in operations(document)}
+    assert len(known) == len(list(operations(document))), "an operationId comes twice"
+    count = 0
+    for name, operation in operations(document):
+        for answer in operation["responses"].values():
+            for link in answer.get("links", {}).values():
+                target = known[link["operationId"]]
+                places = {item["name"]: item["in"] for item in target.get("parameters", ())}
+                in_path = {item for item, place in places.items() if place == "path"}
+                assert in_path <= link["parameters"].keys() <= places.keys(), name
+                count += 1
+    assert count > 20
 
 
 def test_bodies_have_the_fields_that_validators_know(api: Api, document: dict[str, Any]) -> None:

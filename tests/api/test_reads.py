@@ -1,6 +1,7 @@
 """Reading Jobs: lists, waits, counts, requests, cancel; all through the API."""
 
 import threading
+import time
 from typing import Any
 from uuid import UUID
 
@@ -142,15 +143,17 @@ def test_requests_are_paged_in_order_and_found_by_their_name(api: Api) -> None:
 def test_a_wait_ends_when_the_job_changes(api: Api) -> None:
     job_id = api.submit().json()["id"]
     answers: list[Any] = []
-    started = threading.Event()
+    state = api.client.app.state  # type: ignore[attr-defined]  # it is our application
 
     def wait() -> None:
-        started.set()
         answers.append(job_of(api, job_id, wait="30"))
 
     waiter = threading.Thread(target=wait)
     waiter.start()
-    started.wait()
+    deadline = time.monotonic() + 20
+    while state.waiters == 0:  # it has read the Job as it was
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
     api.client.post(f"/v1/jobs/{job_id}/cancel")
     waiter.join(timeout=10)
     assert not waiter.is_alive()

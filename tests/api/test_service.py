@@ -37,6 +37,7 @@ def test_models_say_what_they_can_do(api: Api, builders: Builders) -> None:
             "z": {"width": 8, "heads": 2},
         },
         "vocab_size": 258,
+        "typical_norms": None,
     }
     assert (model["queue"]["jobs_live"], model["queue"]["workers_ready"]) == (1, 1)
     one = api.client.get("/v1/models/tiny").json()

@@ -23,6 +23,16 @@ def test_a_model_is_read_from_its_folder(models_file):
     assert model.listed
 
 
+def test_a_model_over_tensor_ranks_has_no_heads_and_one_over_stages_has_all(models_file):
+    text = models_file.read_text()
+    models_file.write_text(text + "tensor_parallel_size = 2\n")
+    model = load_catalog(models_file).get("bare")
+    assert (model.tensor_parallel_size, model.pipeline_parallel_size) == (2, 1)
+    assert set(model.sites) == set(Site) - {Site.z}
+    models_file.write_text(text + "pipeline_parallel_size = 2\n")
+    assert set(load_catalog(models_file).get("bare").sites) == set(Site)
+
+
 def test_a_served_model_cannot_be_changed(models_file):
     model = load_catalog(models_file).get("bare")
     with pytest.raises(dataclasses.FrozenInstanceError):

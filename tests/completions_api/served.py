@@ -3,12 +3,13 @@
 import contextlib
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 from uuid import UUID
 
 import httpx
 import pytest
+from fastapi import FastAPI
 
 from app.main import create_app
 from tests.faults.cluster import Cluster, running_cluster
@@ -25,7 +26,7 @@ class Served:
     cluster: Cluster
     client: httpx.Client
     account_id: UUID
-    threads: list[threading.Thread] = field(default_factory=list)
+    app: FastAPI
 
     def complete(self, **fields: Any) -> httpx.Response:
         """Post a Completion (of three token ids when no prompt is given)."""
@@ -76,13 +77,14 @@ class Pending:
 def api_beside(cluster: Cluster) -> Iterator[Served]:
     """Serve the API of a cluster; whatever a test did, all promises are kept at the end."""
     account_id, key = a_key(cluster.database, balance=BALANCE)
+    app = create_app(cluster.settings)
     with (
-        serving(create_app(cluster.settings)) as address,
+        serving(app) as address,
         httpx.Client(
             base_url=address, headers={"authorization": f"Bearer {key}"}, timeout=60
         ) as client,
     ):
-        yield Served(cluster, client, account_id)
+        yield Served(cluster, client, account_id, app)
         cluster.check()
 
 

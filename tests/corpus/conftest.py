@@ -13,7 +13,7 @@ from app.main import create_app
 from app.settings import Limits
 from app.stack.postgres import EmbeddedPostgres
 from app.stack.redis import EmbeddedRedis
-from tests.fixtures.api import Api, a_key, settings_for
+from tests.fixtures.api import UNHURRIED, Api, a_key, settings_for
 from tests.fixtures.documented import Described
 from tests.fixtures.servers import url_of
 
@@ -40,7 +40,7 @@ def shared_api(
         tmp_path_factory.mktemp("corpus"),
         database_url=url,
         redis_url=redis_server.url,
-        limits=Limits(live_jobs=1_000_000),
+        limits=Limits(live_jobs=1_000_000, **UNHURRIED),
     )
     database = Database(url)
     account_id, key = a_key(database)

@@ -2,20 +2,25 @@
 
 It exists because a fault run needs hundreds of worker starts. Nothing outside tests/ can select
 it. Prompts choose misbehaviour: a request whose first token id is DIES ends the process's engine,
-HANGS never answers, FAILS errs alone.
+HANGS never answers, FAILS errs alone, STALLS hangs after some tokens and BREAKS fails after some
+where they are streamed; DRIPS takes a moment for each token.
 """
 
 import asyncio
 import hashlib
+from collections.abc import Callable
 
 import numpy as np
 
 from app.completions.spec import RequestSpec
 from app.steering.spec import Capture, Reduce
-from worker.engine.protocol import EngineDeadError, EngineFacts, Group
+from worker.engine.protocol import EngineDeadError, EngineFacts, Group, Piece
 from worker.outcomes import CaptureRows, Choice, Errored, Outcome, Succeeded
 
 DIES, HANGS, FAILS = 3, 4, 5
+STALLS, BREAKS, DRIPS = 60, 61, 62
+TOKENS_BEFORE = 3  # of a stream that stalls or breaks
+DRIP_SECONDS = 0.1
 HIDDEN, LAYERS = 16, 2
 
 
@@ -51,6 +56,7 @@ class StubEngine:
         salt: str,
         group: Group | None = None,
         urgent: bool = False,
+        on_piece: Callable[[Piece], None] | None = None,
     ) -> Outcome:
         """Answer after a moment; misbehave if the prompt says so."""
         del key, salt, group, urgent
@@ -65,7 +71,26 @@ class StubEngine:
         if first == FAILS:
             return Errored("steering_failed", "The stub was told to fail this request.")
         self.requests_run += 1
-        return answer(spec)
+        outcome = answer(spec)
+        if on_piece is not None:
+            await self._stream(first, outcome.choices[0], on_piece)
+            if first == BREAKS:
+                return Errored("steering_failed", "The stub was told to break this stream.")
+        return outcome
+
+    async def _stream(self, first: int, choice: Choice, give: Callable[[Piece], None]) -> None:
+        tokens = choice.token_ids
+        for number, token in enumerate(tokens):
+            if number == TOKENS_BEFORE and first == STALLS:
+                await asyncio.Event().wait()
+            if number == TOKENS_BEFORE and first == BREAKS:
+                return
+            if first == DRIPS:
+                await asyncio.sleep(DRIP_SECONDS)
+            is_last = number == len(tokens) - 1
+            text = f"{token}" if number == 0 else f" {token}"
+            give(Piece(0, text, (token,), choice.finish_reason if is_last else None))
+            await asyncio.sleep(0)
 
     async def check_health(self) -> None:
         """Say whether the engine died."""

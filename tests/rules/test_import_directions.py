@@ -12,7 +12,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("jobs",),
     ("results", "vectors"),
     ("files", "batches", "webhooks", "experiments", "reconcile", "admin"),
-    ("main", "health"),
+    ("main", "health", "metrics", "check"),
     ("stack",),
     ("__main__",),
 )
@@ -26,6 +26,7 @@ ONLY_HERE = {
     "celery": ("app.queue", "worker.celery_worker", "worker.__main__"),
     "kombu": ("app.queue", "worker.celery_worker"),
     "redis": ("app.queue", "app.completions.line", "app.stack.redis", "worker"),
+    "limits": ("app.accounts.rate",),
     "alembic": ("app.kit.migrate", "migrations"),
     "sqlalchemy": ("app.kit.migrate", "migrations"),
     "transformers": ("worker",),

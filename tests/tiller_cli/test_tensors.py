@@ -77,6 +77,14 @@ def test_a_number_that_only_float32_holds_is_named_by_its_place() -> None:
         encode([[1.0]], dtype="float16")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_named_capture_decodes_whatever_stands_beside_its_numbers(dtype: Any) -> None:
+    array = np.arange(24, dtype=np.float32).reshape(2, 3, 4)
+    capture = {**encode(array, dtype=dtype), "layers": [0, 2], "positions": [3, 4, 5]}
+    assert bits(decode(capture)) == bits(array)
+    assert decode(capture).dtype == np.float32
+
+
 def test_tensors_of_no_rows_decode() -> None:
     sent = {**encode([[1.0]]), "shape": [0, 3], "data": packed(b"")}
     assert decode(sent).shape == (0, 3)

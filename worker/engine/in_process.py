@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.outputs import RequestOutput
 
+ABORT_SECONDS = 10.0  # an engine that fails meanwhile never answers
+
 
 class InProcessCore:
     """Runs vLLM's LLMEngine in a thread and answers on the caller's event loop."""
@@ -34,19 +36,29 @@ class InProcessCore:
         self._wake = threading.Condition()
         self._commands: list[Callable[[], None]] = []
         self._waiting: dict[str, tuple[asyncio.AbstractEventLoop, asyncio.Future[Any]]] = {}
+        self._streamed: dict[str, Callable[[RequestOutput], None]] = {}
         self._held = False
         self._stop = False
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="engine-core", daemon=True)
         self._thread.start()
 
-    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> RequestOutput:
-        """Run one request to its end."""
+    async def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        on_output: Callable[[RequestOutput], None] | None = None,
+    ) -> RequestOutput:
+        """Run one request to its end; `on_output` gets every output. Returns the last."""
         if self._failure is not None:
             raise EngineDeadError(str(self._failure)) from self._failure
         loop = asyncio.get_running_loop()
         future: asyncio.Future[RequestOutput] = loop.create_future()
         self._waiting[request_id] = (loop, future)
+        if on_output is not None:
+            self._streamed[request_id] = on_output
 
         def add() -> None:
             try:
@@ -58,9 +70,28 @@ class InProcessCore:
         try:
             return await future
         except asyncio.CancelledError:
-            self._waiting.pop(request_id, None)
-            self._command(lambda: self.llm.abort_request([request_id]))
+            if on_output is None:
+                self._waiting.pop(request_id, None)
+                self._command(lambda: self.llm.abort_request([request_id]))
+            else:
+                await self._abort_streamed(request_id, loop)
             raise
+        finally:
+            self._streamed.pop(request_id, None)
+
+    async def _abort_streamed(self, request_id: str, loop: asyncio.AbstractEventLoop) -> None:
+        """Abort a request; what it made until then has been given out when this returns."""
+        aborted = asyncio.Event()
+
+        def abort() -> None:
+            self.llm.abort_request([request_id])
+            with contextlib.suppress(RuntimeError):  # its loop has ended, and nobody waits
+                loop.call_soon_threadsafe(aborted.set)
+
+        self._command(abort)
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(aborted.wait(), ABORT_SECONDS)
+        self._waiting.pop(request_id, None)
 
     async def give_up(self, note: str) -> None:
         """Relay a note about a seat that stays empty (see `groups`)."""
@@ -104,6 +135,7 @@ class InProcessCore:
         try:
             while self._wait():
                 for output in self.llm.step():
+                    self._give_out(output)
                     if output.finished:
                         self._answer(output.request_id, output)
         except BaseException as error:  # noqa: BLE001 (the engine is dead; everybody hears of it)
@@ -131,6 +163,12 @@ class InProcessCore:
         client: Any = self.llm.engine_core  # vLLM's in-process client, which holds the core itself
         scheduler = client.engine_core.scheduler
         return bool(self.llm.has_unfinished_requests() or scheduler.has_finished_requests())
+
+    def _give_out(self, output: Any) -> None:
+        on_output = self._streamed.get(output.request_id)
+        waiting = self._waiting.get(output.request_id)
+        if on_output is not None and waiting is not None:
+            waiting[0].call_soon_threadsafe(on_output, output)
 
     def _answer(self, request_id: str, result: Any) -> None:
         waiting = self._waiting.pop(request_id, None)

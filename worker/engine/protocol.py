@@ -7,14 +7,14 @@ An engine decides nothing about meaning: it gets a RequestSpec whose vectors lie
 folder (`VectorCache`), and gives an Outcome.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from app.completions.spec import RequestSpec
 from app.steering.spec import Site
 from worker.engine.groups import Seat
-from worker.outcomes import Outcome
+from worker.outcomes import Outcome, TokenLogprob
 
 
 class EngineRequestError(Exception):
@@ -63,6 +63,24 @@ class Group:
         return Seat(self.key, self.size, self.first + choice)
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one choice gained: tokens, and the text that is certain by now.
+
+    The pieces of a choice joined are its Choice; the last has a finish_reason. Text may lag
+    behind its tokens. `prompt_logprobs` come with the first piece of choice 0.
+    """
+
+    choice: int
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: str | None = None
+    stop_reason: str | None = None
+    token_logprobs: tuple[float, ...] | None = None
+    top_logprobs: tuple[tuple[TokenLogprob, ...], ...] | None = None
+    prompt_logprobs: tuple[tuple[TokenLogprob, ...] | None, ...] | None = None
+
+
 class Engine(Protocol):
     """A running model. All methods but `facts` are called on the engine's own event loop."""
 
@@ -78,10 +96,13 @@ class Engine(Protocol):
         salt: str,
         group: Group | None = None,
         urgent: bool = False,
+        on_piece: Callable[[Piece], None] | None = None,
     ) -> Outcome:
         """Run one request to its end. `key` is unique among running requests.
 
-        An `urgent` request gets the next free place, before all that wait and are not.
+        An `urgent` request waits for no place that requests which are not urgent could take, and
+        goes before all of them. With `on_piece`, pieces are given as they are made, on the event
+        loop and before this returns or raises, also when it is cancelled.
         A request of a `group` starts when all of the group is there (or was refused), reads no
         prefix cache and shares no batch with requests outside of it.
 

@@ -25,10 +25,11 @@ _LOGPROB_MIN = -9999.0
 
 
 def to_params(
-    sampling: Sampling, choice: int, carried: dict[str, Any], *, skip_cache: bool
+    sampling: Sampling, choice: int, carried: dict[str, Any], *, skip_cache: bool, stream: bool
 ) -> SamplingParams:
     """Make vLLM's parameters for choice `choice` of a request.
 
+    With `stream`, outputs come as tokens are made and hold what is new; else one comes, whole.
     `carried` goes along in extra_args; it gains the temperature where vLLM would refuse it.
     Raises ValueError (vLLM's own) for values that vLLM does not accept.
     """
@@ -58,7 +59,7 @@ def to_params(
             None if sampling.allowed_token_ids is None else list(sampling.allowed_token_ids)
         ),
         bad_words=list(sampling.bad_words),
-        output_kind=RequestOutputKind.FINAL_ONLY,
+        output_kind=RequestOutputKind.DELTA if stream else RequestOutputKind.FINAL_ONLY,
         skip_reading_prefix_cache=True if skip_cache else None,
         extra_args={"tiller": carried} if carried else None,
         skip_clone=True,
@@ -76,12 +77,7 @@ def _logit_bias(sampling: Sampling) -> dict[int, float] | None:
 
 def to_choice(output: CompletionOutput, index: int, sampling: Sampling) -> Choice:
     """Make a Choice of a finished output."""
-    token_logprobs, top_logprobs = None, None
-    if sampling.logprobs is not None and output.logprobs is not None:
-        entries: list[Mapping[int, Logprob]] = [entry or {} for entry in output.logprobs]
-        pairs = list(zip(output.token_ids, entries, strict=True))
-        token_logprobs = tuple(_clamp(entry[token].logprob) for token, entry in pairs)
-        top_logprobs = tuple(_alternatives(entry, sampling.logprobs) for _, entry in pairs)
+    token_logprobs, top_logprobs = to_logprobs(output, sampling)
     return Choice(
         index=index,
         text=output.text,
@@ -90,6 +86,20 @@ def to_choice(output: CompletionOutput, index: int, sampling: Sampling) -> Choic
         stop_reason=None if output.stop_reason is None else str(output.stop_reason),
         token_logprobs=token_logprobs,
         top_logprobs=top_logprobs,
+    )
+
+
+def to_logprobs(
+    output: CompletionOutput, sampling: Sampling
+) -> tuple[tuple[float, ...] | None, tuple[tuple[TokenLogprob, ...], ...] | None]:
+    """Make the logprobs of an output's tokens and of their alternatives, where asked for."""
+    if sampling.logprobs is None or output.logprobs is None:
+        return None, None
+    entries: list[Mapping[int, Logprob]] = [entry or {} for entry in output.logprobs]
+    pairs = list(zip(output.token_ids, entries, strict=True))
+    return (
+        tuple(_clamp(entry[token].logprob) for token, entry in pairs),
+        tuple(_alternatives(entry, sampling.logprobs) for _, entry in pairs),
     )
 
 

@@ -1,5 +1,5 @@
 """vLLM's scheduler with three things added: zeroed KV blocks, groups that run by themselves, and
-urgent requests, which wait in front of all others.
+urgent requests, which wait in front of all others and have some seats of their own.
 
 vLLM zeroes new KV blocks only for models that need it. With steering, a request can leave NaN in
 its blocks, and attention multiplies the masked tail of a reused block by zero: NaN times zero is
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _SIGNATURES = {
     "add_request": ("self", "request"),
+    "schedule": ("self", "throttle_prefills"),
     "finish_requests": ("self", "request_ids", "finished_status"),
     "update_from_output": ("self", "scheduler_output", "model_runner_output"),
 }
@@ -62,6 +63,13 @@ class GroupingScheduler(Scheduler):
             check_signature(getattr(Scheduler, name), expected)
         super().__init__(*args, **kwargs)
         self._turnstile: Turnstile[Request] = Turnstile()
+        self._seats = self.max_num_active_reqs  # of requests that are not urgent
+        self._urgent: set[str] = set()  # ids of urgent requests, some of which may be over
+
+    def schedule(self, *args: Any, **kwargs: Any) -> Any:
+        """Plan a step; urgent requests find seats although all others are taken."""
+        self._make_room()
+        return super().schedule(*args, **kwargs)
 
     def add_request(self, request: Request) -> None:
         """Take a request in; it may have to wait for its group, or for another one."""
@@ -74,6 +82,7 @@ class GroupingScheduler(Scheduler):
             queue: Any = self.waiting  # a deque: first come, first served
             queue.remove_requests([request])
             queue.insert(sum(1 for _ in takewhile(_is_urgent, queue)), request)
+            self._urgent.add(request.request_id)
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -95,6 +104,16 @@ class GroupingScheduler(Scheduler):
         if self._turnstile.in_use:
             self._turn()
         return outputs
+
+    def _make_room(self) -> None:
+        """Let as many more run as urgent ones run, or wait in front: they alone can take it."""
+        self.max_num_active_reqs = self._seats
+        if not self._urgent:
+            return
+        self._urgent &= self.requests.keys()
+        queue: Any = self.waiting
+        present = sum(map(_is_urgent, self.running)) + sum(1 for _ in takewhile(_is_urgent, queue))
+        self.max_num_active_reqs = min(self._seats + present, self.max_num_running_reqs)
 
     def _is_for_turnstile(self, request_id: str) -> bool:
         """Tell whether an abort ends here: it is a note, or about a request that must go on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 from typing import TYPE_CHECKING, Any
@@ -12,9 +13,13 @@ from vllm.v1.engine.exceptions import EngineDeadError as VllmEngineDeadError
 from worker.engine.protocol import EngineDeadError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from vllm import SamplingParams
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.outputs import RequestOutput
+
+ABORT_SECONDS = 0.5  # a request that is not registered yet cannot be aborted by name
 
 
 class ServedCore:
@@ -28,12 +33,44 @@ class ServedCore:
             raise EngineDeadError(str(error)) from error
         self.config = self.llm.vllm_config
 
-    async def generate(self, prompt: Any, params: SamplingParams, request_id: str) -> RequestOutput:
-        """Run one request to its end; a cancelled caller aborts it in the engine."""
+    async def generate(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        *,
+        on_output: Callable[[RequestOutput], None] | None = None,
+    ) -> RequestOutput:
+        """Run one request to its end; a cancelled caller aborts it in the engine.
+
+        `on_output` gets every output, before a cancelled caller goes on too. Returns the last.
+        """
+        if on_output is None:
+            return await self._consume(prompt, params, request_id, lambda _output: None)
+        consuming = asyncio.ensure_future(self._consume(prompt, params, request_id, on_output))
+        try:
+            return await asyncio.shield(consuming)
+        except asyncio.CancelledError:
+            # Aborted by its name, it still gives out what was made, and then ends.
+            with contextlib.suppress(VllmEngineDeadError, EngineDeadError):
+                await self.llm.abort(request_id)
+                await asyncio.wait({consuming}, timeout=ABORT_SECONDS)
+            consuming.cancel()
+            await asyncio.gather(consuming, return_exceptions=True)
+            raise
+
+    async def _consume(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        request_id: str,
+        on_output: Callable[[RequestOutput], None],
+    ) -> RequestOutput:
         final: RequestOutput | None = None
         try:
             async for output in self.llm.generate(prompt, params, request_id):
                 final = output
+                on_output(output)
         except VllmEngineDeadError as error:
             raise EngineDeadError(str(error)) from error
         if final is None:

@@ -34,7 +34,7 @@ from worker.engine.environment import (
     vllm_version,
 )
 from worker.engine.groups import SEAT_KEY, URGENT_KEY, Seat, note_of
-from worker.engine.protocol import EngineDeadError, EngineFacts, Group
+from worker.engine.protocol import EngineDeadError, EngineFacts, Group, Piece
 from worker.engine.settings import EngineSettings
 from worker.engine.vectors import VectorCache
 from worker.outcomes import CaptureRows, Errored, Outcome, Succeeded
@@ -42,14 +42,13 @@ from worker.steering.board import Flag, StatusBoard, Tickets
 from worker.steering.carrier import Carrier, pack
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from pathlib import Path
-
-    from vllm.outputs import RequestOutput
 
     from app.completions.spec import RequestSpec
     from app.steering.spec import Capture, Intervention
     from worker.engine.in_process import InProcessCore
+    from worker.engine.pieces import Made
     from worker.engine.served import ServedCore
     from worker.steering.region import CaptureRegion
 
@@ -58,7 +57,6 @@ _FLAG_ERRORS = {
     Flag.plan_failed: ("steering_failed", "The interventions could not be applied."),
     Flag.non_finite: NON_FINITE,
 }
-_FINISHED = frozenset({"stop", "length"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +64,9 @@ class EngineConfig:
     """How to start an engine. `scratch_dir` belongs to this engine alone and is emptied.
 
     `kv_cache_bytes` is the size of the KV cache; `threads` the OpenMP threads of the model (None:
-    as many as there are CPUs). `mode` is "eager" or "compiled". With `in_process` the model runs
-    in this process, for tests.
+    as many as there are CPUs). `mode` is "eager" or "compiled". Beside `max_num_seqs` requests,
+    `urgent_seats` urgent ones run, so that they need not wait until one ends. With `in_process`
+    the model runs in this process, for tests.
     """
 
     model_name: str
@@ -80,7 +79,9 @@ class EngineConfig:
     kv_cache_bytes: int
     scratch_dir: Path
     mode: str = "eager"
+    urgent_seats: int = 8
     tensor_parallel_size: int = 1
+    pipeline_parallel_size: int = 1
     in_process: bool = False
     threads: int | None = None
     block_size: int | None = None
@@ -88,12 +89,18 @@ class EngineConfig:
     max_logprobs: int = 100
     log_level: str = "ERROR"
 
+    @property
+    def ranks(self) -> int:
+        """How many processes run the model."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
 
 @dataclass(slots=True)
 class _Stay:
     """One engine request's stay in the engine: its ticket and regions, to be cleaned up.
 
-    `seat` is its place in a group; an `urgent` one goes before those that wait.
+    `seat` is its place in a group; an `urgent` one goes before those that wait. Pieces go to
+    `on_piece` as they are made.
     """
 
     ticket: int | None = None
@@ -101,6 +108,7 @@ class _Stay:
     ops: tuple[Intervention, ...] = ()
     seat: Seat | None = None
     urgent: bool = False
+    on_piece: Callable[[Piece], None] | None = None
 
 
 class VllmEngine:
@@ -152,7 +160,7 @@ class VllmEngine:
         shutil.rmtree(settings.captures_path, ignore_errors=True)
         settings.captures_path.mkdir(parents=True)
         settings.vectors_path.mkdir(exist_ok=True)
-        board = StatusBoard(settings.board_path, ranks=config.tensor_parallel_size, create=True)
+        board = StatusBoard(settings.board_path, ranks=config.ranks, create=True)
         core = _start_core(config, settings)
         return cls(config, core, board)
 
@@ -169,6 +177,7 @@ class VllmEngine:
         salt: str,
         group: Group | None = None,
         urgent: bool = False,
+        on_piece: Callable[[Piece], None] | None = None,
     ) -> Outcome:
         """Run one request to its end; see the Engine protocol.
 
@@ -181,7 +190,9 @@ class VllmEngine:
         tasks = [
             asyncio.ensure_future(self._run_seated(key, spec, index, salt, group))
             if group is not None
-            else asyncio.ensure_future(self._run_choice(key, spec, index, salt, urgent=urgent))
+            else asyncio.ensure_future(
+                self._run_choice(key, spec, index, salt, urgent=urgent, on_piece=on_piece)
+            )
             for index in choices
         ]
         try:
@@ -236,6 +247,7 @@ class VllmEngine:
         *,
         seat: Seat | None = None,
         urgent: bool = False,
+        on_piece: Callable[[Piece], None] | None = None,
     ) -> Succeeded | Errored:
         refused = self._refuse(spec)
         if refused is not None:
@@ -243,11 +255,11 @@ class VllmEngine:
         with self._stay(spec, key) as stay:
             if isinstance(stay, Errored):
                 return stay
-            stay.seat, stay.urgent = seat, urgent
-            output = await self._generate(key, spec, index, salt, stay)
-            if isinstance(output, Errored):
-                return output
-            return self._judge(spec, index, output, stay)
+            stay.seat, stay.urgent, stay.on_piece = seat, urgent, on_piece
+            made = await self._generate(key, spec, index, salt, stay)
+            if isinstance(made, Errored):
+                return made
+            return self._judge(spec, made, stay)
 
     def _refuse(self, spec: RequestSpec) -> Errored | None:
         """Check what only the engine knows for sure: layers, sites, heads and vectors."""
@@ -296,11 +308,12 @@ class VllmEngine:
 
     async def _generate(
         self, key: str, spec: RequestSpec, index: int, salt: str, stay: _Stay
-    ) -> RequestOutput | Errored:
+    ) -> Made | Errored:
         from vllm.exceptions import VLLMClientError
         from vllm.inputs.engine import tokens_input
         from vllm.v1.engine.exceptions import EngineGenerateError
 
+        from worker.engine.pieces import Pieces, made_of
         from worker.engine.sampling import to_params
 
         carried = {} if stay.ticket is None else pack(self._carrier(stay))
@@ -309,10 +322,17 @@ class VllmEngine:
         if stay.urgent:
             carried[URGENT_KEY] = True
         skip_cache = needs_prompt(spec) or stay.seat is not None
+        name, give = f"{key}.{index}.{next(self._numbers)}", stay.on_piece
         try:
-            params = to_params(spec.sampling, index, carried, skip_cache=skip_cache)
+            params = to_params(
+                spec.sampling, index, carried, skip_cache=skip_cache, stream=give is not None
+            )
             prompt = tokens_input(list(spec.prompt_token_ids), cache_salt=salt)
-            return await self.core.generate(prompt, params, f"{key}.{index}.{next(self._numbers)}")
+            if give is None:
+                return made_of(spec, index, await self.core.generate(prompt, params, name))
+            pieces = Pieces(spec, index, give, lambda: self._failed(stay) is not None)
+            last = await self.core.generate(prompt, params, name, on_output=pieces.take)
+            return pieces.whole(last)
         except EngineDeadError as error:
             self._dead = error
             raise
@@ -329,35 +349,24 @@ class VllmEngine:
             reads=reads_of(stay.regions),
         )
 
-    def _judge(
-        self, spec: RequestSpec, index: int, output: RequestOutput, stay: _Stay
-    ) -> Succeeded | Errored:
-        from worker.engine.sampling import to_choice, to_prompt_logprobs
+    def _failed(self, stay: _Stay) -> Errored | None:
+        return None if stay.ticket is None else _flagged(self._tickets.flags(stay.ticket))
 
-        final = output.outputs[0]
-        if final.finish_reason not in _FINISHED:
-            return Errored("engine_error", f"The engine ended the request: {final.finish_reason}.")
-        choice = to_choice(final, index, spec.sampling)
-        rows = spec.prompt_tokens + len(choice.token_ids) - 1
-        if stay.ticket is not None:
-            failed = _flagged(self._tickets.flags(stay.ticket))
-            if failed is not None:
-                return failed
+    def _judge(self, spec: RequestSpec, made: Made, stay: _Stay) -> Succeeded | Errored:
+        rows = spec.prompt_tokens + len(made.choice.token_ids) - 1
+        failed = self._failed(stay)
+        if failed is not None:
+            return failed
         captures: tuple[CaptureRows, ...] = ()
         if stay.regions:
             read = read_regions(stay.regions, rows, self._facts.dtype)
             if isinstance(read, Errored):
                 return read
             captures, stay.regions = read, []  # the files now belong to the outcome
-        prompt_logprobs = None
-        if spec.sampling.prompt_logprobs is not None and output.prompt_logprobs is not None:
-            prompt_logprobs = to_prompt_logprobs(
-                spec.prompt_token_ids, output.prompt_logprobs, spec.sampling.prompt_logprobs
-            )
         return Succeeded(
-            choices=(choice,),
+            choices=(made.choice,),
             captures=captures,
-            prompt_logprobs=prompt_logprobs,
+            prompt_logprobs=made.prompt_logprobs,
             steered_rows=self._steered_rows(stay, rows),
         )
 
@@ -394,7 +403,7 @@ def _start_core(config: EngineConfig, settings: EngineSettings) -> ServedCore | 
 
     threads = config.threads or len(os.sched_getaffinity(0))
     variables = {"OMP_NUM_THREADS": str(threads)}
-    if config.tensor_parallel_size > 1:
+    if config.ranks > 1:
         # vLLM would give each rank a memory node of its own, of which most machines have one.
         variables["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
     with _environment(variables):
@@ -413,16 +422,17 @@ def _arguments(config: EngineConfig, settings: EngineSettings) -> dict[str, Any]
         msg = f"mode is {config.mode!r}; it can be 'eager' or 'compiled'"
         raise UnsupportedEngineError(msg)
     on_cpu = current_platform.is_cpu()
-    many = config.tensor_parallel_size > 1
     arguments: dict[str, Any] = {
         "model": str(config.model_path),
         "served_model_name": config.model_name,
         "dtype": config.dtype,
         "max_model_len": config.max_model_len,
-        "max_num_seqs": config.max_num_seqs,
+        "max_num_seqs": config.max_num_seqs + config.urgent_seats,
+        "max_num_active_seqs": config.max_num_seqs,
         "max_num_batched_tokens": config.max_num_batched_tokens,
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
         "block_size": config.block_size,
         "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": config.mode == "eager",
@@ -436,7 +446,9 @@ def _arguments(config: EngineConfig, settings: EngineSettings) -> dict[str, Any]
             else "worker.engine.gpu_worker.SteeredGPUWorker"
         ),
         "scheduler_cls": ZeroingScheduler if on_cpu else ZeroingAsyncScheduler,
-        "distributed_executor_backend": ManyProcessExecutor if many else OneProcessExecutor,
+        "distributed_executor_backend": (
+            ManyProcessExecutor if config.ranks > 1 else OneProcessExecutor
+        ),
         "additional_config": settings,
     }
     if config.mode == "compiled" and not on_cpu:

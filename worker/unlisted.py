@@ -1,0 +1,96 @@
+"""Checks Completions that the API could not check: those of a model that it does not know.
+
+The rules are the API's own, with this worker's model and tokenizer. What passes gets its real
+number of prompt tokens into its row, so that the charge is what ran; the answer is written here,
+too, because the API could not turn its tokens into text.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import orjson
+
+from app.catalog import ServedModel, Tokenizer
+from app.catalog.norms import TypicalNorms
+from app.completions.answer import completion_object
+from app.completions.intake import PreparedCompletion, load_vectors, prepare_completion
+from app.completions.records import ClaimedCompletion, Failure, note_prompt
+from app.completions.references import named_vectors, wanted_rows
+from app.errors import InvalidRequestError
+from app.kit.db import Conn, Database
+from app.results.captured import CapturedRows
+from app.settings import Limits
+from app.steering.vectors import store_vectors
+from app.storage import ObjectStore
+from worker.completion_answer import answer_bytes
+from worker.outcomes import Succeeded
+
+
+@dataclass(frozen=True, slots=True)
+class AdmittedCompletion(ClaimedCompletion):
+    """A claimed Completion that was checked here; `specs` are what it asks for."""
+
+    prepared: PreparedCompletion | None = None
+    tokenizer: Tokenizer | None = None
+
+    def answer(self, outcomes: Sequence[Succeeded]) -> bytes:
+        """Write the whole answer. Raises ValueError for text that is no text."""
+        assert self.prepared is not None
+        assert self.tokenizer is not None
+        given = orjson.loads(answer_bytes(outcomes))
+        return orjson.dumps(completion_object(self.prepared, given, self.tokenizer))
+
+
+class Gate:
+    """The rules of this worker's model."""
+
+    def __init__(
+        self, database: Database, store: ObjectStore, model: ServedModel, limits: Limits
+    ) -> None:
+        """Bind what rules look at; the tokenizer is loaded when it is first needed."""
+        self._database = database
+        self._captured = CapturedRows(database, store, bytes_max=limits.captured_bytes)
+        self._norms = TypicalNorms(database)
+        self._model = model
+        self._limits = limits
+        self._tokenizer: Tokenizer | None = None
+
+    def admit(self, claimed: ClaimedCompletion) -> AdmittedCompletion | Failure:
+        """Check what was passed on, store the vectors that it brings; blocking."""
+        assert claimed.body is not None
+        try:
+            prepared = replace(self._prepare(claimed, claimed.body), id=claimed.id)
+        except InvalidRequestError as error:
+            return Failure(error.code, error.message, error.param)
+        prompt_tokens = sum(spec.prompt_tokens for spec in prepared.specs)
+
+        def note(conn: Conn) -> None:
+            store_vectors(conn, claimed.account_id, prepared.vectors.values())
+            note_prompt(conn, claimed.id, prompt_tokens)
+
+        self._database.run(note)
+        return AdmittedCompletion(
+            claimed.id,
+            claimed.account_id,
+            prepared.specs,
+            prepared=prepared,
+            tokenizer=self._tokenizer,
+        )
+
+    def _prepare(self, claimed: ClaimedCompletion, body: dict[str, Any]) -> PreparedCompletion:
+        if self._tokenizer is None:
+            self._tokenizer = Tokenizer(self._model.tokenizer_path)
+        account_id, names = claimed.account_id, named_vectors([body])
+        stored = self._database.run(
+            lambda conn: load_vectors(conn, account_id, names, self._limits)
+        )
+        return prepare_completion(
+            body,
+            self._model,
+            self._tokenizer,
+            self._limits,
+            stored=stored,
+            captured=self._captured.read(account_id, wanted_rows([body])),
+            norms=self._norms.of(self._model),
+        )
