@@ -42,7 +42,7 @@ up: $(STAMP)  ## run the whole service on this machine; DATA=folder PORT=number
 	@$(PY) -m tiller up --data-dir $(DATA) --port $(PORT)
 
 test: $(STAMP)  ## the whole test suite, in JOBS processes; ARGS="-k lease" passes arguments to pytest
-	@$(PY) -m pytest -n $(JOBS) --dist loadgroup $(ARGS)
+	@$(PY) -m pytest -n $(JOBS) --no-loadscope-reorder $(ARGS)
 
 lint: $(STAMP)  ## ruff and mypy
 	@$(PY) -m ruff check .

@@ -1,13 +1,14 @@
 """Fixtures of every test: a real Postgres and Redis, and a fresh database for each test.
 
 The suite runs in several processes (pytest-xdist), each with servers of its own. The tests of a
-file stay together, so that what they share is started once; a folder whose tests share more says
-so with the mark `xdist_group`.
+file stay together, so that what they share is started once.
 """
 
 import os
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from tests.fixtures.builders import builders
 from tests.fixtures.servers import (
@@ -39,9 +40,18 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"
 
 
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+# Folders whose tests share what is slow to start.
+WHOLE_FOLDERS = ("tests/openapi_fuzz/", "tests/seed_contract/")
+
+
+class ByFile(LoadScopeScheduling):
+    """Gives a process whole files, and whole folders of WHOLE_FOLDERS."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = nodeid.split("::", 1)[0]
+        return next((folder for folder in WHOLE_FOLDERS if file.startswith(folder)), file)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> ByFile:
     """Keep the tests of a file in one process."""
-    for item in items:
-        if item.get_closest_marker("xdist_group") is None:
-            item.add_marker(pytest.mark.xdist_group(str(item.path)))
+    return ByFile(config, log)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 import random
 import subprocess
 import sys
@@ -67,6 +68,21 @@ def group_specs() -> list[RequestSpec]:
         steered = (steer,) if index % 2 else ()
         specs.append(RequestSpec(prompt, None, sampling, steered, captured))
     return specs
+
+
+def run_with_two_threads(test: str) -> None:
+    """Run a test in another process: with one thread the sums of a row ignore its batch."""
+    ours = ("PYTEST_", "OMP_", "VLLM_")
+    variables = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", "-q", test],
+        cwd=ROOT,
+        env={**variables, "OMP_NUM_THREADS": "2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
 
 
 def others(count: int) -> list[RequestSpec]:
@@ -211,8 +227,13 @@ def test_a_group_repeats_bit_for_bit_after_a_busy_time_and_a_scrambled_arrival(
     assert len(places) == sum(spec.sampling.n for spec in specs)
 
 
-def test_without_a_group_the_same_requests_do_not_repeat(engine: VllmEngine) -> None:
+def test_without_a_group_the_same_requests_do_not_repeat(
+    engine: VllmEngine, request: pytest.FixtureRequest
+) -> None:
     """The negative control: other batches around them, and some rows have other bits."""
+    if os.environ.get("OMP_NUM_THREADS") == "1":
+        run_with_two_threads(request.node.nodeid)
+        return
     specs = group_specs()
     first = bits(run_group(engine, specs, at_once))
     long = [replace(spec, prompt_token_ids=spec.prompt_token_ids * 8) for spec in others(8)]

@@ -158,10 +158,10 @@ def test_with_rows_that_are_appended_a_preempted_request_has_wrong_rows(
     put: Any = RegionWriter.put
     ends: WeakKeyDictionary[RegionWriter, int] = WeakKeyDictionary()
 
-    def append(self: RegionWriter, rows: np.ndarray, row: int) -> None:
+    def append(self: RegionWriter, rows: np.ndarray, row: int, place: int) -> None:
         """Put rows behind those that came before; what is over the end is cut off."""
         end = ends.setdefault(self, 0)
-        put(self, rows, end)
+        put(self, rows, end, place)
         ends[self] = end + len(rows)
 
     alone = crowd_alone(small_steps)

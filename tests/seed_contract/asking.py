@@ -27,7 +27,6 @@ PROMPT = "The old lighthouse keeper opened the door and"
 NEEDS_SERVICE = [
     pytest.mark.slow,
     pytest.mark.timeout(600),
-    pytest.mark.xdist_group("seed_contract"),
 ]
 
 Rows = npt.NDArray[np.float32]

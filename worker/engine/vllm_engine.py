@@ -429,7 +429,9 @@ def _arguments(config: EngineConfig, settings: EngineSettings) -> dict[str, Any]
         "max_model_len": config.max_model_len,
         "max_num_seqs": config.max_num_seqs + config.urgent_seats,
         "max_num_active_seqs": config.max_num_seqs,
-        "max_num_batched_tokens": config.max_num_batched_tokens,
+        "max_num_batched_tokens": max(
+            config.max_num_batched_tokens, config.max_num_seqs + config.urgent_seats
+        ),
         "kv_cache_memory_bytes": config.kv_cache_bytes,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
