@@ -35,6 +35,7 @@ class KeyRow:
     expires_at: datetime | None
     revoked_at: datetime | None
     role: Role | None
+    is_expired: bool
 
 
 def create_account(conn: Conn, name: str) -> UUID:
@@ -93,7 +94,8 @@ def list_keys(conn: Conn, account_id: UUID) -> list[KeyRow]:
     """List the keys of an account, newest first, revoked ones too."""
     rows = conn.execute(
         """
-        SELECT id, account_id, name, last4, scopes, created_at, expires_at, revoked_at, role
+        SELECT id, account_id, name, last4, scopes, created_at, expires_at, revoked_at, role,
+            coalesce(expires_at <= now(), false) AS is_expired
         FROM api_keys WHERE account_id = %s ORDER BY id DESC
         """,
         [account_id],

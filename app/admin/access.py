@@ -9,6 +9,7 @@ redirects or renders: the exceptions say what is missing, app/admin/dashboard.py
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Final, get_args
+from urllib.parse import unquote
 from uuid import UUID
 
 from fastapi import Depends, Request
@@ -49,8 +50,11 @@ def operator_of(request: Request, settings: SettingsDep, database: DatabaseDep) 
         raise NotLoggedInError
     digest = key_digest(token, settings.key_pepper.get_secret_value())
     idle_seconds = settings.admin_idle_seconds
+    # A live stream comes back by itself: a page that nobody looks at must not stay logged in.
+    note_seen = request.url.path != f"{PATH}/live"
     found = database.run(
-        lambda conn: find_session(conn, digest, idle_seconds=idle_seconds), attempts=1
+        lambda conn: find_session(conn, digest, idle_seconds=idle_seconds, note_seen=note_seen),
+        attempts=1,
     )
     if found is None:
         raise NotLoggedInError
@@ -91,7 +95,7 @@ def local_path(text: str | None) -> str:
         text is None
         or len(text) > 2000
         or not (text == PATH or text.startswith((f"{PATH}/", f"{PATH}?")))
-        or ".." in text
+        or ".." in unquote(text)  # browsers take %2e for a dot
         or any(character <= " " or character in "\\\x7f" for character in text)
         or text.startswith((f"{PATH}/login", f"{PATH}/logout", f"{PATH}/static"))
     ):

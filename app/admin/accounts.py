@@ -176,7 +176,7 @@ def move_tokens(account: str, operator: Admin, form: FormDep, database: Database
         (grant_tokens if kind == "grant" else reverse_tokens)(conn, account_id, amount, note)
         after = read_account(conn, account_id)
         assert after is not None
-        return record(
+        record(
             conn,
             operator,
             f"tokens.{kind}",
@@ -185,6 +185,7 @@ def move_tokens(account: str, operator: Admin, form: FormDep, database: Database
             after={"balance": after.balance, "held": after.held, "amount": amount, "note": note},
             token=token,
         )
+        return True
 
     return _back(account_id, kind if database.run(move) else "again")
 

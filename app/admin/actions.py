@@ -14,10 +14,9 @@ from uuid import UUID
 
 from app.admin.access import Operator
 from app.admin.audit import record
-from app.errors import NotFoundError
+from app.errors import ConflictError, NotFoundError
 from app.jobs.lifecycle import cancel_job as cancel
 from app.jobs.lifecycle import lock_job
-from app.jobs.records import Job
 from app.jobs.states import JobState
 from app.kit.db import Conn, Database
 from app.kit.ids import public_id
@@ -100,15 +99,12 @@ def cancel_jobs(
     return done
 
 
-def cancel_job(conn: Conn, operator: Operator, job_id: UUID) -> Job:
-    """Cancel one Job; one that is over, or being cancelled, stays as it is.
+def cancel_job(conn: Conn, operator: Operator, job_id: UUID) -> bool:
+    """Cancel one Job; False when it is over or being cancelled, and then it stays as it is.
 
     Raises NotFoundError.
     """
-    _cancel(conn, operator, job_id)
-    job = lock_job(conn, job_id)
-    assert job is not None, "it was found in this transaction"
-    return job
+    return _cancel(conn, operator, job_id) is not None
 
 
 def drain_worker(conn: Conn, operator: Operator, worker_id: UUID) -> bool:
@@ -120,9 +116,9 @@ def drain_worker(conn: Conn, operator: Operator, worker_id: UUID) -> bool:
 
 
 def undrain_worker(conn: Conn, operator: Operator, worker_id: UUID) -> bool:
-    """Take the wish back while the worker still runs; False when there was none.
+    """Take the wish back before the worker has heard of it; False when there was none.
 
-    Raises NotFoundError.
+    Raises NotFoundError, ConflictError.
     """
     return _set_drain(conn, operator, worker_id, drain=False)
 
@@ -197,6 +193,10 @@ def _set_drain(conn: Conn, operator: Operator, worker_id: UUID, *, drain: bool) 
         raise NotFoundError(msg)
     if row["drain_requested"] == drain:
         return False
+    if not drain and row["state"] == "draining":
+        # It heard of the wish in a heartbeat, and there is no way back from that.
+        msg = "The worker has begun to drain and will end; start another one in its place."
+        raise ConflictError(msg)
     conn.execute("UPDATE workers SET drain_requested = %s WHERE id = %s", [drain, worker_id])
     record(
         conn,

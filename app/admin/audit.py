@@ -11,6 +11,7 @@ from uuid import UUID
 from psycopg.types.json import Jsonb
 
 from app.admin.access import Operator
+from app.errors import ConflictError
 from app.kit.db import Conn
 
 Fields = Mapping[str, Any]
@@ -26,11 +27,12 @@ def record(
     after: Fields | None = None,
     address: str | None = None,
     token: UUID | None = None,
-) -> bool:
+) -> None:
     """Write down one act; `target` is the public id of what it was done to ("job_…", "acct_…").
 
     `operator` is None while nobody is logged in. `token` names a form that may be sent twice but
-    counts once: False when an act with it was recorded before, and then nothing is written.
+    counts once. Raises ConflictError, which rolls the act back with it, when an act with this
+    token was written down before.
     """
     written = conn.execute(
         """
@@ -50,7 +52,9 @@ def record(
             *(address, token),
         ],
     )
-    return written.rowcount == 1
+    if written.rowcount != 1:
+        msg = "This form was sent before, and it counts once. Load the page again."
+        raise ConflictError(msg)
 
 
 def was_recorded(conn: Conn, token: UUID) -> bool:

@@ -16,6 +16,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, RedirectResponse
 from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.admin.access import PATH, NotLoggedInError, local_path
@@ -66,6 +67,7 @@ def create_dashboard(state: State) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(DatabaseUnavailableError, _answer_database_away)
     app.add_exception_handler(psycopg.OperationalError, _answer_database_away)
+    app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_unexpected)
     return _Outside(app)
 
@@ -162,8 +164,20 @@ async def _answer_validation_error(request: Request, error: Any) -> Response:
 
 async def _answer_database_away(request: Request, error: Any) -> Response:
     log.warning("database away", extra={"error": repr(error), "path": request.url.path[:200]})
-    msg = "The database cannot be reached at the moment. Nothing was changed; try again."
+    msg = "The database cannot be reached at the moment. "
+    if request.method in ("GET", "HEAD"):
+        msg += "Try again."
+    else:
+        # An act of several transactions may be half done, and a commit's answer may be lost.
+        msg += (
+            "What you asked for may have been done, or done in part: look before you send it again."
+        )
     return _error_page(request, UnavailableError(msg, retry_after=2))
+
+
+async def _answer_nobody(_request: Request, _error: Any) -> Response:
+    """Answer whoever hung up in the middle of a form: nobody reads it, and it is no fault here."""
+    return Response(status_code=400)
 
 
 async def _answer_unexpected(request: Request, error: Any) -> Response:

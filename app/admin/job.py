@@ -83,8 +83,8 @@ def show_job(
 def cancel(job_id: str, operator: Steward, database: DatabaseDep) -> Response:
     """Cancel a Job; repeatable."""
     number = job_id_of(job_id)
-    database.run(lambda conn: cancel_job(conn, operator, number))
-    return RedirectResponse(f"{PATH}/jobs/{job_id}?said=cancelled", 303)
+    moved = database.run(lambda conn: cancel_job(conn, operator, number))
+    return RedirectResponse(f"{PATH}/jobs/{job_id}{'?said=cancelled' if moved else ''}", 303)
 
 
 @router.get("/samples")

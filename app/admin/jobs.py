@@ -77,10 +77,7 @@ def show_jobs(request: Request, database: DatabaseDep, catalog: CatalogDep) -> R
 def ask_cancel(request: Request, operator: Steward, database: DatabaseDep) -> HTMLResponse:
     """Count what a bulk cancel would end; nothing is changed."""
     asked = _asked(request)
-    search = _search(asked)
-    if search.ids is not None:
-        msg = "A search by id names single Jobs; open the Job and cancel it there."
-        raise InvalidRequestError(msg, param="q")
+    search = _bulk_search(asked)
     counted = cancel_jobs(database, operator, search.chosen, dry_run=True)
     assert counted.filter.until is not None, "a dry run names its moment"
     return render(
@@ -99,13 +96,17 @@ def ask_cancel(request: Request, operator: Steward, database: DatabaseDep) -> HT
 def cancel_filtered(operator: Steward, form: FormDep, database: DatabaseDep) -> Response:
     """Cancel what was counted."""
     asked = {name: form.text(name, needed=False) for name in FIELDS}
-    chosen = _search(asked).chosen
+    chosen = _bulk_search(asked).chosen
+    since = _moment("since", form.text("since", needed=False))
+    if asked["age"] and since is None:
+        msg = "since is missing: it is the moment that age was counted from. Count again."
+        raise InvalidRequestError(msg, param="since")
     chosen = JobFilter(
         account_id=chosen.account_id,
         model=chosen.model,
         state=chosen.state,
         name=chosen.name,
-        since=_moment("since", form.text("since", needed=False)),
+        since=since,
         until=_moment("until", form.text("until")),
     )
     done = cancel_jobs(database, operator, chosen, dry_run=False)
@@ -143,6 +144,15 @@ def _search(asked: dict[str, str]) -> JobSearch:
         unfinished=asked["status"] == UNFINISHED,
         ids=ids,
     )
+
+
+def _bulk_search(asked: dict[str, str]) -> JobSearch:
+    """Read which Jobs a bulk cancel means. Raises InvalidRequestError."""
+    search = _search(asked)
+    if search.ids is not None:
+        msg = "A search by id names single Jobs; open the Job and cancel it there."
+        raise InvalidRequestError(msg, param="q")
+    return search
 
 
 def _id_range(text: str) -> tuple[UUID, UUID] | None:

@@ -25,6 +25,7 @@ from app.admin.overview_reads import read_overview
 from app.admin.pages import fragment
 from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
 from app.kit.deps import DatabaseDep, SettingsDep
+from app.settings import Settings
 
 router = APIRouter()
 
@@ -35,6 +36,7 @@ QUIET_SECONDS: Final = 15.0  # then a comment, so that nothing between here and 
 RETRY_MILLIS: Final = 5000
 # What changes by the passing of time alone: relative times, which the page renews itself.
 _CLOCK_TEXT = re.compile(r"(data-relative>)[^<]*")
+_LINE_END = re.compile(r"\r\n|\r|\n")  # all three end a line of an event stream
 
 Read = Callable[[Conn], dict[str, Any] | None]
 T = TypeVar("T")
@@ -86,26 +88,30 @@ async def live(
     page = _overview() if name is None else _job(job_page.job_id_of(name))
     streams = _streams(request)
     if streams.count >= settings.admin_live_streams:
-        # 204 tells an EventSource not to come back; the page stays as it was loaded.
+        # The page stays as it was loaded, and asks again at growing intervals of up to 64 s.
         return Response(status_code=204)
     first = await streams.look(page.key, lambda: database.run(page.read))
     if first is None:
         raise job_page.missing_job(name or "")
     return StreamingResponse(
-        _events(request, page, operator, settings.admin_idle_seconds),
+        _events(request, page, operator, settings),
         media_type="text/event-stream",
         headers={"cache-control": "no-store", "x-accel-buffering": "no"},
     )
 
 
 async def _events(
-    request: Request, page: Page, operator: Operator, idle_seconds: float
+    request: Request, page: Page, operator: Operator, settings: Settings
 ) -> AsyncIterator[str]:
     """Send every piece once, then those that change; a comment when nothing does for long."""
     streams, database = _streams(request), request.app.state.database
+    # Counted in the step that checks: streams that were let in together must not pass the bound.
+    if streams.count >= settings.admin_live_streams:
+        return
+    streams.count += 1
+    idle_seconds = settings.admin_idle_seconds
     loop = asyncio.get_running_loop()
     sent: dict[str, str] = {}
-    streams.count += 1
     try:
         yield f"retry: {RETRY_MILLIS}\n\n"
         spoken_at = loop.time()
@@ -146,7 +152,7 @@ def _render(request: Request, page: Page, seen: dict[str, Any]) -> dict[str, str
 
 
 def _event(name: str, text: str) -> str:
-    lines = "".join(f"data: {line}\n" for line in text.split("\n"))
+    lines = "".join(f"data: {line}\n" for line in _LINE_END.split(text))
     return f"event: {name}\n{lines}\n"
 
 

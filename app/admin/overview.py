@@ -9,7 +9,14 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from app.admin.access import operator_of
-from app.admin.overview_reads import Minute, Overview, read_overview
+from app.admin.overview_reads import (
+    ERROR_COMPLETIONS_MAX,
+    ERROR_JOBS_MAX,
+    ERRORS_OF_JOB_MAX,
+    Minute,
+    Overview,
+    read_overview,
+)
 from app.admin.pages import render
 from app.kit.deps import DatabaseDep
 
@@ -50,6 +57,11 @@ def overview_context(overview: Overview) -> dict[str, Any]:
         "attention": _attention(overview),
         "tokens_chart": _series(overview.minutes, "tokens", "Tokens", "tok/s"),
         "requests_chart": _series(overview.minutes, "requests", "Requests", "req/s"),
+        "counted": {
+            "jobs": ERROR_JOBS_MAX,
+            "errors": ERRORS_OF_JOB_MAX,
+            "completions": ERROR_COMPLETIONS_MAX,
+        },
     }
 
 

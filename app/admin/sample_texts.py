@@ -21,7 +21,7 @@ from app.admin.steering_words import steering_in_words
 from app.completions.spec import RequestSpec, Sampling, spec_from_json
 from app.kit.db import Conn
 from app.results.stored_file import StoredFile
-from app.storage import ObjectStore, job_key
+from app.storage import ObjectStore, StoreError, job_key
 
 log = logging.getLogger(__name__)
 
@@ -140,6 +140,10 @@ def read_samples(
             for table in _groups(store, job_id, part, inside, groups):
                 groups -= 1
                 texts |= _first_choices(table, inside)
+        except StoreError as error:
+            # The store itself is away; asking it for the other parts would only take longer.
+            log.warning("store not readable", extra={"path": part.path, "error": str(error)})
+            break
         except (OSError, pa.ArrowException) as error:
             # A part that is gone or damaged: the others are worth showing.
             log.warning("part not readable", extra={"path": part.path, "error": str(error)})
@@ -164,7 +168,7 @@ def read_text(
                     pc.equal(table["request_index"], index), pc.equal(table["status"], "succeeded")
                 )
                 rows += table.filter(keep).to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, StoreError, pa.ArrowException) as error:
         log.warning("part not readable", extra={"job_id": job_id.hex, "error": str(error)})
     return rows
 

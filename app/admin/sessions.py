@@ -45,8 +45,10 @@ def begin_session(
     return session_id, token
 
 
-def find_session(conn: Conn, digest: bytes, *, idle_seconds: float) -> FoundSession | None:
-    """Find an open session by the digest of its token, and note that it was seen."""
+def find_session(
+    conn: Conn, digest: bytes, *, idle_seconds: float, note_seen: bool = True
+) -> FoundSession | None:
+    """Find an open session by the digest of its token; note that it was seen, unless told not."""
     row = conn.execute(
         """
         SELECT admin_sessions.id, key_id, name, role,
@@ -66,7 +68,7 @@ def find_session(conn: Conn, digest: bytes, *, idle_seconds: float) -> FoundSess
     ).fetchone()
     if row is None:
         return None
-    if row["seen_long_ago"]:
+    if note_seen and row["seen_long_ago"]:
         conn.execute("UPDATE admin_sessions SET last_seen_at = now() WHERE id = %s", [row["id"]])
     return FoundSession(row["id"], row["key_id"], row["name"], row["role"])
 

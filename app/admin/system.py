@@ -9,7 +9,8 @@ from app.admin.access import LOGGED_IN, PATH, Operator, require_role
 from app.admin.audit import record
 from app.admin.pages import render
 from app.admin.system_reads import own_versions, read_storage, shown_settings, worker_engines
-from app.jobs.audit_runs import last_runs, note_run, run_rules, snapshot, started_at
+from app.errors import ConflictError
+from app.jobs.audit_runs import claim_run, last_runs, note_run, run_rules, snapshot, started_at
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep, SettingsDep
 
@@ -43,6 +44,9 @@ def show_system(request: Request, database: DatabaseDep, settings: SettingsDep) 
 def run_invariants(operator: Steward, database: DatabaseDep) -> Response:
     """Check every invariant now; rules that take too long are left to the reconciler."""
     with snapshot(database, statement_seconds=RULE_SECONDS) as conn:
+        if not claim_run(conn):
+            msg = "The invariants are being checked now; load the page again in half a minute."
+            raise ConflictError(msg)
         began_at, outcomes = started_at(conn), run_rules(conn, seconds_max=RUN_SECONDS)
 
     def note(conn: Conn) -> None:

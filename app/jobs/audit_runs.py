@@ -75,6 +75,15 @@ def snapshot(database: Database, *, statement_seconds: float) -> Iterator[Conn]:
             conn.read_only = None
 
 
+def claim_run(conn: Conn) -> bool:
+    """Claim the one run on a button that there may be at a time, until the transaction ends."""
+    row = conn.execute(
+        "SELECT pg_try_advisory_xact_lock(hashtextextended('invariants', 0)) AS free"
+    ).fetchone()
+    assert row is not None
+    return bool(row["free"])
+
+
 def run_rules(
     conn: Conn, *, seconds_max: float | None = None, rules: Sequence[Invariant] = INVARIANTS
 ) -> list[RuleOutcome]:

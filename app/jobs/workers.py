@@ -52,7 +52,8 @@ def worker_ready(conn: Conn, worker: WorkerIdentity, *, mode: str) -> None:
 def worker_heartbeat(conn: Conn, worker_id: UUID, stats: WorkerStats) -> WorkerControl:
     """Note that a worker lives; tell it whether to drain.
 
-    A worker that was taken for dead comes back to life. One whose row is missing must drain.
+    A worker that was taken for dead comes back to life. One whose row is missing must drain. What
+    tells a worker to drain says so in its state at once: from then on it cannot be told otherwise.
     """
     row = conn.execute(
         """

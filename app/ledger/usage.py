@@ -76,12 +76,15 @@ def account_usage(conn: Conn, account_id: UUID) -> AccountUsage:
 
 
 def open_holds(conn: Conn, account_id: UUID, *, limit: int) -> list[JobHolds]:
-    """List the Jobs of an account that hold tokens, newest first, at most `limit`."""
+    """List the Jobs of an account that hold tokens, newest first, at most `limit`.
+
+    A Job that is over holds nothing (an invariant), and there is an index of those that are not.
+    """
     rows = conn.execute(
         """
         SELECT id AS job_id, tokens_held,
             n_total - n_succeeded - n_errored - n_cancelled - n_expired AS holds
-        FROM jobs WHERE account_id = %s AND tokens_held > 0
+        FROM jobs WHERE account_id = %s AND finished_at IS NULL AND tokens_held > 0
         ORDER BY created_at DESC, id DESC LIMIT %s
         """,
         [account_id, limit],

@@ -2,15 +2,20 @@
 
 import re
 import threading
+from datetime import UTC, datetime, timedelta
+from itertools import combinations_with_replacement
 from uuid import UUID, uuid4
 
 import pytest
 
 from app.accounts.accounts import create_account, create_key
+from app.admin.access import Operator
+from app.admin.audit import record
 from app.errors import InsufficientTokensError, UnavailableError
 from app.jobs.invariants import check_invariants
-from app.kit.ids import parse_id, public_id
+from app.kit.ids import new_uuid, parse_id, public_id
 from app.ledger.holds import grant_tokens
+from tests.admin.pages.running import wait_until
 from tests.admin.people import Dashboard, form_token
 from tests.fixtures.api import PEPPER
 from tests.fixtures.builders import Builders
@@ -131,6 +136,57 @@ def test_clicks_at_the_same_moment_grant_once(dashboard: Dashboard):
     assert said == ["again", "again", "again", "grant"]
     assert balance_of(dashboard, ref) == 1007
     assert len(dashboard.audit("tokens.grant")) == 1
+
+
+ACTS = {
+    "grant": ("/admin/accounts/{}/tokens", {"kind": "grant", "amount": "7", "note": "raced"}),
+    "key": ("/admin/accounts/{}/keys", {"name": "raced", "scopes": ["vectors"]}),
+    "account": ("/admin/accounts", {"name": "raced"}),
+}
+
+
+@pytest.mark.parametrize("acts", [*combinations_with_replacement(ACTS, 2)], ids=" and ".join)
+def test_one_form_token_counts_once_whatever_two_forms_carry_it_at_once(
+    dashboard: Dashboard, acts: tuple[str, str]
+):
+    token, answers = uuid4(), []
+
+    def send(act: str, ref: str, browser) -> None:
+        path, fields = ACTS[act]
+        answers.append(browser.post(path.format(ref), **fields, form_token=str(token)))
+
+    threads = [
+        threading.Thread(target=send, args=[act, an_account(dashboard), dashboard.browser("admin")])
+        for act in acts
+    ]
+    waiting = """
+        SELECT count(*) FROM pg_stat_activity
+        WHERE wait_event_type = 'Lock' AND datname = current_database()
+        """
+    with dashboard.database.transaction() as conn:
+        # Both forms are checked while this row is not there yet, and wait where they write theirs.
+        record(conn, Operator(new_uuid(), new_uuid(), "olga", "admin"), "logout", "", token=token)
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: dashboard.number(waiting) == 2, "both forms to wait")
+        conn.rollback()
+    for thread in threads:
+        thread.join(30)
+    done = dashboard.number(
+        """
+        SELECT (SELECT count(*) FROM entries WHERE note = 'raced')
+            + (SELECT count(*) FROM api_keys WHERE name = 'raced')
+            + (SELECT count(*) FROM accounts WHERE name = 'raced') AS done
+        """
+    )
+    written = dashboard.number("SELECT count(*) FROM audit_log WHERE form_token = %s", token)
+    assert (done, written) == (1, 1)
+    statuses = sorted(answer.status_code for answer in answers)
+    assert statuses[0] in (200, 303)
+    assert statuses[1] in (303, 409)
+    refused = [answer.text for answer in answers if answer.status_code == 409]
+    assert all("it counts once" in text for text in refused)
+    sums_are_right(dashboard)
 
 
 def test_tokens_are_taken_back_up_to_what_is_available(dashboard: Dashboard):
@@ -266,6 +322,22 @@ def test_a_key_is_revoked_with_its_sessions(dashboard: Dashboard):
     assert entry.target == key_id
     assert entry.before == {"revoked": False}
     assert entry.after == {"revoked": True, "account": account_id, "sessions_ended": 1}
+
+
+def test_a_key_whose_time_is_over_is_shown_as_expired(dashboard: Dashboard):
+    ref = an_account(dashboard)
+    account_id = parse_id("acct", ref)
+    assert account_id is not None
+    hour = timedelta(hours=1)
+    with dashboard.database.transaction() as conn:
+        create_key(conn, account_id, PEPPER, name="old", expires_at=datetime.now(UTC) - hour)
+        create_key(conn, account_id, PEPPER, name="new", expires_at=datetime.now(UTC) + hour)
+        create_key(conn, account_id, PEPPER, name="for ever")
+    page = dashboard.browser("read-only").get(f"/admin/accounts/{ref}").text
+    rows = re.findall(
+        r'<th scope="row">(old|new|for ever)</th>.*?</svg>(\w+)</span>', page, re.DOTALL
+    )
+    assert dict(rows) == {"for ever": "active", "new": "active", "old": "expired"}
 
 
 def test_nobody_revokes_the_key_they_are_logged_in_with(dashboard: Dashboard):

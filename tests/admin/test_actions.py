@@ -13,9 +13,10 @@ from app.admin.actions import (
     drain_worker,
     undrain_worker,
 )
-from app.errors import NotFoundError
+from app.errors import ConflictError, NotFoundError
+from app.jobs.records import WorkerStats
 from app.jobs.states import JobState
-from app.jobs.workers import worker_gone
+from app.jobs.workers import worker_gone, worker_heartbeat
 from app.kit.ids import new_uuid, public_id
 from tests.admin.people import Dashboard
 from tests.fixtures.builders import Builders
@@ -37,14 +38,14 @@ def test_a_job_is_cancelled_and_written_down_with_before_and_after(
 ):
     job = here.a_job(requests=3)
     with dashboard.database.transaction() as conn:
-        after = cancel_job(conn, OPERATOR, job.id)
-    assert after.state == "cancelling"
+        assert cancel_job(conn, OPERATOR, job.id) is True
+    assert here.job(job.id).state == "cancelling"
     (entry,) = dashboard.audit("job.cancel")
     assert (entry.target, entry.name) == (public_id("job", job.id), "olga")
     assert entry.before == {"state": "queued", "tokens_held": 27}
     assert entry.after == {"state": "cancelling", "tokens_held": 0, "requests_cancelled": 3}
     with dashboard.database.transaction() as conn:
-        assert cancel_job(conn, OPERATOR, job.id).state == "cancelling"
+        assert cancel_job(conn, OPERATOR, job.id) is False
     assert len(dashboard.audit("job.cancel")) == 1
 
 
@@ -153,3 +154,24 @@ def test_a_worker_is_drained_and_the_wish_taken_back(dashboard: Dashboard, here:
         worker_gone(conn, worker.worker_id)
     with pytest.raises(NotFoundError):
         act(drain_worker)
+
+
+def test_a_worker_that_has_heard_of_its_drain_cannot_be_kept(dashboard: Dashboard, here: Builders):
+    worker = here.a_worker()
+    path = f"/admin/workers/{public_id('worker', worker.worker_id)}"
+    browser = dashboard.browser("operator")
+    browser.post(f"{path}/drain")
+    assert f"{path}/undrain" in browser.get("/admin/workers").text
+    with dashboard.database.transaction() as conn:
+        assert worker_heartbeat(conn, worker.worker_id, WorkerStats()).drain
+    assert f"{path}/undrain" not in browser.get("/admin/workers").text
+    refused = browser.post(f"{path}/undrain")
+    assert refused.status_code == 409
+    assert "has begun to drain and will end" in refused.text
+    with dashboard.database.transaction() as conn, pytest.raises(ConflictError):
+        undrain_worker(conn, OPERATOR, worker.worker_id)
+    with dashboard.database.transaction() as conn:
+        assert worker_heartbeat(conn, worker.worker_id, WorkerStats()).drain
+    state = "SELECT state FROM workers WHERE id = %s"
+    assert dashboard.number(state, worker.worker_id) == "draining"
+    assert dashboard.audit("worker.undrain") == []

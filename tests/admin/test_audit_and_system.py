@@ -10,7 +10,7 @@ from app.admin.access import Operator
 from app.admin.audit import record
 from app.admin.system_reads import newest_revision, shown_settings
 from app.jobs import audit_runs
-from app.jobs.audit_runs import last_runs, note_run, run_rules, snapshot, started_at
+from app.jobs.audit_runs import claim_run, last_runs, note_run, run_rules, snapshot, started_at
 from app.kit import migrate
 from app.kit.ids import new_uuid, public_id
 from app.ledger.invariants import Invariant
@@ -72,6 +72,17 @@ def test_an_entry_shows_what_was_before_and_after(dashboard: Dashboard):
     assert "<ins>why</ins>" in page
 
 
+def test_the_filter_of_a_bulk_cancel_is_not_shown_as_a_change(dashboard: Dashboard):
+    after = {"jobs": 3, "requests": 6, "more": False}
+    with dashboard.database.transaction() as conn:
+        record(conn, OPERATOR, "jobs.cancel", "", before={"model": "tiny-9"}, after=after)
+        record(conn, OPERATOR, "job.cancel", "", before={"note": "went away"}, after={"jobs": 1})
+    page = dashboard.browser("read-only").get("/admin/audit").text
+    assert "model</span> tiny-9</li>" in page
+    assert "jobs</span> <ins>3</ins></li>" in page
+    assert "note</span> <del>went away</del> → <ins>none</ins></li>" in page
+
+
 def test_settings_are_shown_and_secrets_are_not(dashboard: Dashboard):
     settings = dashboard.app.state.settings
     page = dashboard.browser("read-only").get("/admin/system")
@@ -121,6 +132,18 @@ def test_the_invariants_are_checked_on_a_button_and_the_outcome_is_kept(dashboar
     page = browser.get("/admin/system").text
     assert "2 rules broken" in page
     assert "balance 1000001, entries 1000000" in page
+
+
+def test_the_invariants_are_checked_by_one_press_at_a_time(dashboard: Dashboard):
+    browser = dashboard.browser("operator")
+    with snapshot(dashboard.database, statement_seconds=5.0) as conn:
+        assert claim_run(conn)
+        refused = browser.post("/admin/system/invariants")
+        assert refused.status_code == 409
+        assert "are being checked now" in refused.text
+    assert dashboard.audit("invariants.run") == []
+    assert browser.post("/admin/system/invariants").status_code == 303
+    assert len(dashboard.audit("invariants.run")) == 1
 
 
 def test_workers_show_what_engine_they_run(dashboard: Dashboard):

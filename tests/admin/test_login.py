@@ -79,6 +79,7 @@ def test_without_a_session_a_page_leads_to_login_and_back(dashboard: Dashboard):
     "elsewhere",
     [
         *("https://evil.example/admin", "//evil.example", "/\\evil.example", "/admin/../v1"),
+        *("/admin/%2e%2e/v1/jobs", "/admin/.%2E/v1/jobs", "/admin/%2E./v1", "/admin/x/%2e%2e/.."),
         *("/admin\\@evil.example", "/admin/\tx", "/adminevil", "javascript:alert(1)", ""),
         *(
             "/admin/login?next=/admin",
@@ -188,6 +189,16 @@ def test_every_page_keeps_the_session_from_being_idle(dashboard: Dashboard):
         conn.execute("UPDATE admin_sessions SET last_seen_at = now() - interval '59 minutes'")
     assert browser.get("/admin/accounts").status_code == 200
     idle = "SELECT now() - last_seen_at < interval '1 minute' FROM admin_sessions"
+    assert dashboard.number(idle) is True
+
+
+def test_a_live_stream_does_not_keep_the_session_from_being_idle(dashboard: Dashboard):
+    browser = dashboard.browser("admin")
+    with dashboard.database.transaction() as conn:
+        conn.execute("UPDATE admin_sessions SET last_seen_at = now() - interval '59 minutes'")
+    # A stream that ends at once: nobody has this Job.
+    assert browser.get(f"/admin/live?job=job_{0:032x}").status_code == 404
+    idle = "SELECT now() - last_seen_at > interval '58 minutes' FROM admin_sessions"
     assert dashboard.number(idle) is True
 
 

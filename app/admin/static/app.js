@@ -52,6 +52,7 @@
   };
 
   // Charts: numbers travel as JSON in data-chart.
+  const charts = new Map(); // the place of a chart -> the chart, which must be destroyed to go away
   const colour = (name) => getComputedStyle(root).getPropertyValue(name).trim();
   const draw = (element) => {
     if (!window.uPlot) return;
@@ -60,6 +61,11 @@
     const data = JSON.parse(element.dataset.chart);
     const width = plot.clientWidth;
     if (!width || data.times.length === 0) return;
+    for (const [place, chart] of charts) {
+      if (place !== plot && place.isConnected) continue;
+      chart.destroy();
+      charts.delete(place);
+    }
     plot.replaceChildren();
     const axis = {
       stroke: colour("--soft"),
@@ -70,7 +76,7 @@
     const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
     const written = (value) => (value === null ? "–" : `${compact.format(value)} ${data.unit}`);
     const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
-    new window.uPlot(
+    const chart = new window.uPlot(
       {
         width,
         height: 170,
@@ -107,18 +113,31 @@
       [data.times, data.values],
       plot,
     );
+    charts.set(plot, chart);
   };
   const drawAll = (scope = document) => {
     for (const element of scope.querySelectorAll("[data-chart]")) draw(element);
   };
 
   // Live regions: a person who reads or holds the focus in a region is not disturbed, and
-  // everything that moves can be paused.
+  // everything that moves can be paused. The server sends what changes, once: the newest text that
+  // a region was not given is kept for the moment when the region is free.
   let paused = false;
+  const missed = new Map();
   const isHeld = (region) => {
     const selection = document.getSelection();
     const selecting = selection && !selection.isCollapsed && region.contains(selection.anchorNode);
     return paused || region.contains(document.activeElement) || selecting;
+  };
+  const catchUp = () => {
+    for (const [region, text] of missed) {
+      if (region.isConnected && isHeld(region)) continue;
+      missed.delete(region);
+      if (!region.isConnected) continue;
+      window.htmx.swap(region, text, { swapStyle: "innerHTML", swapDelay: 0, settleDelay: 0 });
+      drawAll(region);
+      refreshTimes();
+    }
   };
   const say = (text) => {
     for (const line of document.querySelectorAll("[data-connection]")) {
@@ -128,7 +147,10 @@
   };
 
   document.addEventListener("htmx:sseBeforeMessage", (event) => {
-    if (isHeld(event.target)) event.preventDefault();
+    missed.delete(event.target);
+    if (!isHeld(event.target)) return;
+    event.preventDefault();
+    missed.set(event.target, event.detail.data);
   });
   document.addEventListener("htmx:sseMessage", (event) => {
     drawAll(event.target);
@@ -140,6 +162,7 @@
   });
   document.addEventListener("htmx:sseClose", (event) => {
     if (event.detail.type !== "message") return;
+    paused = false; // the button goes away, and the last texts are still to be shown
     say(event.target.dataset.endSays ?? "");
     for (const element of document.querySelectorAll("[data-live], [data-while-live]")) element.hidden = true;
   });
@@ -165,6 +188,7 @@
       live.dataset.live = paused ? "paused" : "on";
       live.setAttribute("aria-pressed", String(paused));
       live.querySelector("[data-live-name]").textContent = paused ? "Paused" : "Live";
+      catchUp();
     }
   });
   document.addEventListener("keydown", (event) => {
@@ -194,6 +218,7 @@
     refreshTimes();
     drawAll();
     window.setInterval(refreshTimes, 10000);
+    window.setInterval(catchUp, 1000);
     let waiting = 0;
     window.addEventListener("resize", () => {
       window.clearTimeout(waiting);

@@ -57,6 +57,13 @@ def test_a_filter_that_cannot_be_read_is_named(dashboard: Dashboard, path, said)
     assert said in answer.text
 
 
+def test_the_overview_says_which_errors_it_counts(dashboard: Dashboard):
+    text = dashboard.browser("read-only").get("/admin").text
+    assert "of the 20 newest Jobs that have any, the first 500 of each, and of the last day" in text
+    assert "newest 1,000 Completions" in text
+    assert "No Job has an errored request" in text
+
+
 def test_a_page_needs_no_script_and_carries_none_inside(dashboard: Dashboard):
     text = dashboard.browser("admin").get("/admin").text
     assert "<script>" not in text

@@ -110,6 +110,7 @@ def test_a_bulk_cancel_counts_first_and_cancels_what_was_counted(dashboard: Dash
     browser = dashboard.browser("operator")
     asked = browser.get("/admin/jobs/cancel?q=sweep")
     assert "Cancel 1 Job?" in asked.text
+    assert "retry" not in asked.text
     assert dashboard.number("SELECT count(*) FROM jobs WHERE state = 'cancelling'") == 0
     fields = dict(re.findall(r'type="hidden" name="(\w+)" value="([^"]*)"', asked.text))
     done = browser.post("/admin/jobs/cancel", **fields)
@@ -127,6 +128,41 @@ def test_a_bulk_cancel_leaves_what_was_submitted_after_the_count(dashboard: Dash
     browser.post("/admin/jobs/cancel", **fields)
     assert dashboard.number("SELECT count(*) FROM jobs WHERE state = 'cancelling'") == 120
     assert dashboard.number("SELECT state FROM jobs WHERE id = %s", later) == "queued"
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({"q": "job_0"}, "A search by id names single Jobs"),
+        ({"q": "job_" + "f" * 32}, "A search by id names single Jobs"),
+        ({"age": "hour"}, "since is missing"),
+        ({"age": "hour", "since": " "}, "since is missing"),
+        ({"age": "hour", "since": "2026-01-01"}, "since must be a moment"),
+        ({"age": "ever", "since": "2026-01-01T00:00:00+00:00"}, "age must be one of"),
+        ({"status": "nonsense"}, "status must be"),
+        ({"account": "acct_1"}, "account must be an id"),
+        ({"until": ""}, "until is empty"),
+    ],
+    ids=str,
+)
+def test_a_bulk_cancel_with_a_filter_that_means_nothing_cancels_nothing(
+    dashboard: Dashboard, fields, said
+):
+    job = Builders(dashboard.database).a_job(requests=1)
+    sent = {"until": "2999-01-01T00:00:00+00:00", **fields}
+    answer = dashboard.browser("operator").post("/admin/jobs/cancel", **sent)
+    assert answer.status_code == 400
+    assert said in answer.text
+    assert dashboard.number("SELECT state FROM jobs WHERE id = %s", job.id) == "queued"
+    assert dashboard.audit("jobs.cancel") == []
+
+
+def test_only_the_cancel_that_did_something_says_so(dashboard: Dashboard):
+    job = Builders(dashboard.database).a_job(requests=1)
+    path = f"/admin/jobs/{public_id('job', job.id)}"
+    browser = dashboard.browser("operator")
+    assert browser.post(f"{path}/cancel").headers["location"] == f"{path}?said=cancelled"
+    assert browser.post(f"{path}/cancel").headers["location"] == path
 
 
 def test_a_reader_may_not_cancel(dashboard: Dashboard, jobs):

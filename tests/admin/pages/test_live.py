@@ -1,5 +1,6 @@
 """The live stream, over a real socket: what changes is sent, and it ends when it should."""
 
+import re
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,6 +11,7 @@ import pytest
 import uvicorn
 
 from app.admin import live
+from app.admin.overview import PIECES
 from app.kit.ids import public_id
 from app.main import create_app
 from tests.admin.pages.running import wait_until
@@ -120,9 +122,27 @@ def test_a_quiet_stream_says_that_it_is_still_there(
         assert ": still here" in answer.iter_lines()
 
 
-def test_streams_are_bounded_and_one_too_many_is_told_not_to_come_back(
-    dashboard: Dashboard, address, quick
+@pytest.mark.parametrize("end", ["\r", "\n", "\r\n"], ids=repr)
+def test_no_line_end_in_a_name_adds_an_event_to_the_stream(
+    dashboard: Dashboard, address, quick, end
 ):
+    job = Builders(dashboard.database).a_job()
+    name = f"x{end}{end}event: end{end}data: bye{end}{end}"
+    with dashboard.database.transaction() as conn:
+        conn.execute("UPDATE jobs SET name = %s WHERE id = %s", [name, job.id])
+    text = ""
+    with person(dashboard, address) as client, client.stream("GET", "/admin/live") as answer:
+        for piece in answer.iter_text():
+            text += piece
+            if "event: crew\n" in text:  # the last piece of the page
+                break
+    assert "data: data: bye\n" in text
+    assert "\r" not in text
+    names = re.findall(r"^event: (.*)$", text, re.MULTILINE)
+    assert set(names) == set(PIECES)
+
+
+def test_streams_are_bounded_and_one_too_many_gets_no_content(dashboard: Dashboard, address, quick):
     with person(dashboard, address) as client:
         with (
             client.stream("GET", "/admin/live") as one,
@@ -134,6 +154,28 @@ def test_streams_are_bounded_and_one_too_many_is_told_not_to_come_back(
             assert not has_room(client)
         # Whoever hangs up makes room.
         wait_until(lambda: has_room(client), "room for a stream")
+
+
+def test_streams_that_come_at_once_do_not_pass_the_bound(dashboard: Dashboard, address, quick):
+    ready, over, served = threading.Barrier(6), threading.Event(), []
+
+    def follow(client: httpx.Client) -> None:
+        ready.wait(10)
+        with client.stream("GET", "/admin/live") as answer:
+            served.append(any(line == "event: tiles" for line in answer.iter_lines()))
+            over.wait(20)
+
+    with person(dashboard, address) as client:
+        threads = [threading.Thread(target=follow, args=[client]) for _ in range(6)]
+        for thread in threads:
+            thread.start()
+        try:
+            wait_until(lambda: len(served) == 6, "an answer to each")
+        finally:
+            over.set()
+            for thread in threads:
+                thread.join(30)
+    assert 1 <= sum(served) <= 2
 
 
 def has_room(client: httpx.Client) -> bool:

@@ -2,8 +2,11 @@
 
 import re
 
+from app.jobs.workers import worker_gone
+from app.kit.ids import public_id
 from app.reconcile.samples import take_sample
-from tests.admin.pages.running import BAD, Running, sha256
+from tests.admin.pages.running import BAD, Running, sha256, wait_until
+from tests.fixtures.builders import Builders
 
 
 def test_the_overview_shows_the_worker_the_running_job_and_the_errors(running: Running):
@@ -105,19 +108,34 @@ def test_a_worker_is_shown_with_what_it_does(running: Running):
         assert piece in text
 
 
-def test_a_worker_drains_by_a_button_and_the_wish_can_be_taken_back(running: Running):
+def test_a_drain_can_be_taken_back_while_the_worker_has_not_heard_of_it(running: Running):
+    database = running.dashboard.database
+    # Registered, and no process behind it: no heartbeat can fall between the two acts.
+    worker = Builders(database).a_worker(host="elsewhere")
+    path = f"/admin/workers/{public_id('worker', worker.worker_id)}"
     browser = running.dashboard.browser("operator")
-    path = re.search(r'action="(/admin/workers/[^"]+)/drain"', running.page("/admin/workers"))
-    assert path is not None
-    answer = browser.post(f"{path[1]}/drain")
+    answer = browser.post(f"{path}/drain")
     assert answer.headers["location"] == "/admin/workers?said=drain"
     assert "Keep it" in running.page("/admin/workers")
-    answer = browser.post(f"{path[1]}/undrain")
+    answer = browser.post(f"{path}/undrain")
     assert answer.headers["location"] == "/admin/workers?said=undrain"
+    assert "Keep it" not in running.page("/admin/workers")
     assert browser.post("/admin/workers/worker_1/drain").status_code == 404
+    with database.transaction() as conn:
+        worker_gone(conn, worker.worker_id)
 
 
 def test_models_show_what_they_can_and_who_serves_them(running: Running):
     text = running.page("/admin/models")
     for piece in ("LlamaForCausalLM", "1 worker ready", "resid_post", "64 tokens"):
         assert piece in text
+
+
+def test_a_worker_that_drains_by_a_button_ends_and_cannot_be_kept(running: Running):
+    browser = running.dashboard.browser("operator")
+    path = re.search(r'action="(/admin/workers/[^"]+)/drain"', running.page("/admin/workers"))
+    assert path is not None
+    browser.post(f"{path[1]}/drain")
+    wait_until(lambda: "draining</span>" in running.page("/admin/workers"), "a heartbeat")
+    assert "Keep it" not in running.page("/admin/workers")
+    assert browser.post(f"{path[1]}/undrain").status_code == 409
