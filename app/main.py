@@ -120,7 +120,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     )
     app.state.waker = Waker(settings.redis_url)
     app.state.database = Database(settings.database_url, size_max=settings.database_connections)
-    app.state.desk = Desk(app.state.database, settings.redis_url)
+    app.state.desk = Desk(
+        app.state.database,
+        settings.redis_url,
+        waiting_max=settings.limits.completions_waiting,
+    )
     app.state.rates = RateLimits(settings.redis_url, settings.limits)
     app.state.places = Places(
         total_max=settings.limits.completions_waiting,
@@ -189,5 +193,9 @@ async def _answer_validation_error(request: Request, error: Any) -> Response:
 
 async def _answer_database_away(request: Request, error: Any) -> Response:
     log.warning("database away", extra={"error": repr(error), "path": request.url.path[:200]})
-    msg = "The database cannot be reached at the moment. Nothing was changed; send it again."
+    msg = "The database cannot be reached at the moment. " + (
+        "Send it again."
+        if request.method in ("GET", "HEAD")
+        else "What was asked for may have been done: look, or repeat it with its Idempotency-Key."
+    )
     return error_answer(request, UnavailableError(msg, retry_after=RETRY_AFTER_SECONDS))

@@ -60,6 +60,9 @@ class Limits(BaseModel):
         description="Most bytes that the requests of a Job may fill once defaults are merged.",
     )
     logprobs: int = Field(100, description="Most logprobs a token, generated or prompt.")
+    logprob_entries: int = Field(
+        1_048_576, description="Most alternatives in all logprobs of one Completion."
+    )
     choices: int = Field(128, description="Largest n, and most choices of a Completion.")
     stop_strings: int = Field(4, description="Most stop strings.")
     stop_string_chars: int = Field(1000, description="Longest stop string, in characters.")

@@ -133,7 +133,12 @@ class TokenSender:
             parcels = [p for s in list(self._open.values()) if (p := s.take()) is not None]
             if not parcels:
                 continue
-            troubles = dict(await self._in_thread(partial(self._send, parcels)))
+            try:
+                troubles = dict(await self._in_thread(partial(self._send, parcels)))
+            except Exception:
+                # Without this task, every stream from now on would wait for its end in vain.
+                log.exception("sending tokens failed")
+                troubles = dict.fromkeys(parcels, NO_BROKER)
             for parcel in parcels:
                 parcel.stream.settle(troubles.get(parcel))
             await asyncio.sleep(PAUSE_SECONDS)

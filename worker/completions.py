@@ -7,21 +7,22 @@ A listener that waits in Redis is not bothered by a drain that runs for hours, n
 Celery. What a client left, or whose time is over, is aborted within a second: its row says so.
 An answer is put before its row is settled, so that nobody pays for one that got lost; the API
 reads it only once the row says that it counts. A stream that nobody reads any more is aborted as
-well; its row is ended here, and charged what the engine had made by then.
+well; its row is ended here, and charged what the engine had made by then, unless it was the API
+that failed it.
 """
 
 import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import UUID
 
-from app.completions.line import BROKER_ERRORS, Line
+from app.completions.line import BROKER_ERRORS, Line, Reader
 from app.completions.records import (
     ClaimedCompletion,
     Failure,
@@ -50,7 +51,11 @@ T = TypeVar("T")
 
 TAKE_SECONDS = 1.0  # of one wait in Redis, and between two tries while it is away
 THREADS = 4
+SEND_THREADS = 2  # tokens, and looks at their readers: Redis alone, so that Postgres holds up none
+HEAVY_THREADS = 4  # whole bodies and whole answers
 LOOK_SECONDS = 0.5  # between two looks whether running Completions are still wanted
+# A reader that says nothing for so long has left; a Redis that was started anew knows of none.
+MISSED_SECONDS = 3.0
 STOPPED = Failure("worker_stopped", "The worker was stopped. Send it again.")
 ENGINE_DIED = Failure("worker_lost", "The worker that ran the Completion was lost. Send it again.")
 OUR_FAULT = Failure("engine_error", "The worker failed on this Completion.")
@@ -65,6 +70,24 @@ class _Visit:
     stream: TokenStream | None
     is_aborted: bool = False
     was_left: bool = False
+    failure: Failure | None = None  # that the API told the client already
+    missed_since: float | None = None  # when its reader was first not to be found
+
+    def look(self, reader: Reader, now: float) -> None:
+        """Abort what nobody reads any more."""
+        if reader is not Reader.missing:
+            self.missed_since = None
+        elif self.missed_since is None:
+            self.missed_since = now
+        is_missed = self.missed_since is not None and now - self.missed_since >= MISSED_SECONDS
+        if self.is_aborted:
+            return
+        if reader.has_failed:
+            self.failure = NO_BROKER
+            self.abort()
+        elif reader is Reader.left or is_missed:
+            self.was_left = True
+            self.abort()
 
     def abort(self) -> None:
         # Once: a second cancel would break off the abort that waits for the engine's last tokens.
@@ -98,12 +121,14 @@ class CompletionListener:
         self._gate = gate
         # Of its own: claims must not wait behind the parts that Jobs write.
         self._threads = ThreadPoolExecutor(THREADS, thread_name_prefix="completions")
+        self._senders = ThreadPoolExecutor(SEND_THREADS, thread_name_prefix="tokens")
+        self._heavy = ThreadPoolExecutor(HEAVY_THREADS, thread_name_prefix="answers")
         self._speed = speed
         self._stopping = stopping
         self._loop = asyncio.get_running_loop()
         self._running: dict[UUID, asyncio.Task[None]] = {}
         self._in_engine: dict[UUID, _Visit] = {}  # those that may still be aborted
-        self._tokens = TokenSender(self._line, self._call)
+        self._tokens = TokenSender(self._line, lambda work: self._call(work, self._senders))
         self._thread = threading.Thread(target=self._listen, name="completions", daemon=True)
         self._helpers: list[asyncio.Task[None]] = []
 
@@ -114,7 +139,8 @@ class CompletionListener:
 
     def start(self) -> None:
         """Begin to take Completions; call it on the event loop once the worker is ready."""
-        for helper in (self._abort_unwanted(), self._tokens.run()):
+        looks = (self._again(self._abort_unread), self._again(self._abort_ended))
+        for helper in (*looks, self._tokens.run()):
             self._helpers.append(self._loop.create_task(helper))
         self._thread.start()
 
@@ -131,7 +157,8 @@ class CompletionListener:
         await asyncio.gather(*self._running.values(), return_exceptions=True)
         for helper in self._helpers:
             helper.cancel()
-        self._threads.shutdown(wait=False)
+        for threads in (self._threads, self._senders, self._heavy):
+            threads.shutdown(wait=False)
 
     def _listen(self) -> None:
         while not self._stopping.is_soft:
@@ -178,7 +205,7 @@ class CompletionListener:
     async def _run(self, claimed: ClaimedCompletion) -> Failure | None:
         """Run a claimed Completion; give the reason when it has no answer."""
         if claimed.body is not None:
-            admitted = await self._call(lambda: self._gate.admit(claimed))
+            admitted = await self._call(lambda: self._gate.admit(claimed), self._heavy)
             if isinstance(admitted, Failure):
                 return admitted
             claimed = admitted
@@ -215,7 +242,7 @@ class CompletionListener:
             if stream is not None and stream.failure is not None:
                 return stream.failure
             done = [item for item in outcomes if isinstance(item, Succeeded)]
-            return await self._call(lambda: self._deliver(claimed, done))
+            return await self._call(lambda: self._deliver(claimed, done), self._heavy)
         finally:
             for item in outcomes:
                 if isinstance(item, Succeeded):
@@ -224,6 +251,8 @@ class CompletionListener:
     async def _given_up(self, claimed: ClaimedCompletion, visit: _Visit) -> Failure | None:
         """Say why a Completion was aborted; one that was left is charged and ended here."""
         stream = visit.stream
+        if visit.failure is not None:
+            return visit.failure
         if stream is not None and visit.was_left:
             made = stream.generated
             await self._call(lambda: self._charge_left(claimed.id, made))
@@ -291,6 +320,8 @@ class CompletionListener:
         """Put the answer (of a stream, what follows its tokens), settle, ring; blocking."""
         completion_id = claimed.id
         try:
+            if claimed.stream and self._line.readers([completion_id])[completion_id].has_failed:
+                return NO_BROKER
             answer = _written(claimed, outcomes)
             self._line.put_answer(completion_id, answer)
         except BROKER_ERRORS as error:
@@ -334,19 +365,31 @@ class CompletionListener:
             # The API looks into Postgres every second besides.
             log.warning("end not told", extra={"error": repr(error)})
 
-    async def _abort_unwanted(self) -> None:
-        """Abort what has ended otherwise (cancelled, expired), and streams that nobody reads."""
+    async def _again(self, look: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Look again and again, whatever one look comes to."""
         while True:
             await asyncio.sleep(LOOK_SECONDS)
-            visits = dict(self._in_engine)
-            if not visits:
-                continue
-            streams = [name for name, visit in visits.items() if visit.stream is not None]
-            for name in await self._call(partial(self._unread, streams)):
-                visits[name].was_left = not visits[name].is_aborted
-                self._abort({name})
+            try:
+                await look()
+            except Exception:
+                log.exception("looking after running Completions failed")
+
+    async def _abort_unread(self) -> None:
+        """Abort streams that nobody reads; apart from Postgres, which may be away."""
+        visits = {name: v for name, v in self._in_engine.items() if v.stream is not None}
+        if not visits:
+            return
+        with contextlib.suppress(*BROKER_ERRORS):  # then no token can be sent: that ends it
+            readers = await self._call(partial(self._line.readers, set(visits)), self._senders)
+            for name in visits.keys() & self._in_engine.keys():
+                visits[name].look(readers[name], self._loop.time())
+
+    async def _abort_ended(self) -> None:
+        """Abort what has ended otherwise: it was cancelled, or has expired."""
+        ids = set(self._in_engine)
+        if ids:
             with contextlib.suppress(*DATABASE_AWAY):
-                self._abort(visits.keys() - await self._call(partial(self._wanted, set(visits))))
+                self._abort(ids - await self._call(partial(self._wanted, ids)))
 
     def _abort(self, ids: Iterable[UUID]) -> None:
         for completion_id in ids:
@@ -354,20 +397,14 @@ class CompletionListener:
             if visit is not None:
                 visit.abort()
 
-    def _unread(self, streams: list[UUID]) -> set[UUID]:
-        if not streams:
-            return set()
-        try:
-            return self._line.unread(streams)
-        except BROKER_ERRORS:
-            return set()  # the next tokens cannot be sent either, which ends the stream
-
     def _wanted(self, ids: set[UUID]) -> set[UUID]:
-        return self._database.run(lambda conn: still_running(conn, self._worker_id, ids))
+        return self._database.run(
+            lambda conn: still_running(conn, self._worker_id, ids), attempts=1
+        )
 
-    async def _call(self, work: Callable[[], T]) -> T:
+    async def _call(self, work: Callable[[], T], threads: ThreadPoolExecutor | None = None) -> T:
         """Run blocking work to its end off the event loop, also when the task is cancelled."""
-        return await asyncio.shield(self._loop.run_in_executor(self._threads, work))
+        return await asyncio.shield(self._loop.run_in_executor(threads or self._threads, work))
 
 
 def _written(claimed: ClaimedCompletion, outcomes: list[Succeeded]) -> bytes:

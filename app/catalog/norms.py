@@ -4,6 +4,7 @@ A norm belongs to weights and dtype, not to a process: the first worker that sta
 stores it. It is what the strength of a steer is compared with.
 """
 
+import contextlib
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -11,7 +12,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from app.catalog.served import ServedModel
-from app.kit.db import Conn, Database
+from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
 
 REMEMBERED_SECONDS = 10.0
 Weights: TypeAlias = tuple[str, str, str]  # name, revision, dtype
@@ -56,12 +57,26 @@ class TypicalNorms:
 
     def of(self, model: ServedModel) -> tuple[float, ...] | None:
         """Give the typical norm at resid_post of every layer; None while it is not known."""
-        with self._lock:
-            now = time.monotonic()
-            if self._read_at is None or now - self._read_at > REMEMBERED_SECONDS:
-                self._known = self._database.run(read_norms)
-                self._read_at = now
-            return self._known.get(_weights(model))
+        # Nobody waits for a second reading: while Postgres is away, it takes seconds.
+        if self._is_old() and self._lock.acquire(blocking=self._read_at is None):
+            try:
+                if self._is_old():
+                    self._read()
+            finally:
+                self._lock.release()
+        return self._known.get(_weights(model))
+
+    def _is_old(self) -> bool:
+        read_at = self._read_at
+        return read_at is None or time.monotonic() - read_at > REMEMBERED_SECONDS
+
+    def _read(self) -> None:
+        """Read once; what cannot be read stays as it was."""
+        try:
+            with contextlib.suppress(*RETRIED, DatabaseUnavailableError):
+                self._known = self._database.run(read_norms, attempts=1)
+        finally:
+            self._read_at = time.monotonic()
 
 
 def _weights(model: ServedModel) -> Weights:

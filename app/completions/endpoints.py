@@ -24,7 +24,7 @@ from app.completions.unlisted import UnlistedCompletion, is_announced, prepare_u
 from app.completions.waiting import ClientLeftError, Desk
 from app.errors import InvalidRequestError
 from app.kit.answers import json_answer
-from app.kit.deps import BodyDep, DatabaseDep, SettingsDep
+from app.kit.deps import DatabaseDep, SettingsDep, body_of
 from app.kit.json_body import read_object
 from app.kit.openapi import answer, documented, ref
 
@@ -39,7 +39,6 @@ async def create_completion(
     request: Request,
     caller: Sender,
     *,
-    body: BodyDep,
     database: DatabaseDep,
     settings: SettingsDep,
     catalog: CatalogDep,
@@ -51,7 +50,7 @@ async def create_completion(
     places: Places = request.app.state.places
     read_captured: ReadCaptured = request.app.state.captured.read
 
-    def take_in() -> PreparedCompletion | UnlistedCompletion:
+    def take_in(body: bytes) -> PreparedCompletion | UnlistedCompletion:
         sent = read_object(body, depth_max=limits.json_depth)
         name = model_name(sent)
         if name not in catalog and database.run(lambda conn: is_announced(conn, name)):
@@ -75,9 +74,11 @@ async def create_completion(
         return prepared
 
     with ExitStack() as place:
+        # Before the body is read: one that finds no place must not fill the memory.
         place.enter_context(places.taken(caller.key_id))
+        body = await body_of(request)
         try:
-            prepared = await run_in_threadpool(take_in)
+            prepared = await run_in_threadpool(take_in, body)
             if isinstance(prepared, UnlistedCompletion):
                 written = await desk.outcomes(request, prepared)
                 return await run_in_threadpool(json_answer, written)

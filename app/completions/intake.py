@@ -92,6 +92,7 @@ def prepare_completion(
         _raise_first(each)
         assert isinstance(each, RequestSpec)
         specs.append(doses.warned(_with_echo(each)))
+    _refuse_long_logprobs(body, specs, limits)
     return PreparedCompletion(
         model=model,
         specs=tuple(specs),
@@ -118,6 +119,33 @@ def refuse_too_many(prompts: int, n: int, limits: Limits) -> None:
             "are allowed in one request. Send fewer prompts, or a Job."
         )
         raise InvalidRequestError(msg, param="prompt")
+
+
+def _refuse_long_logprobs(
+    body: Mapping[str, Any], specs: Sequence[RequestSpec], limits: Limits
+) -> None:
+    """Refuse more alternatives than one answer may list. Raises InvalidRequestError.
+
+    Each choice of an answer lists its prompt's alternatives again.
+    """
+    entries = 0
+    for spec in specs:
+        sampling = spec.sampling
+        of_prompt = spec.prompt_tokens * _listed(sampling.prompt_logprobs)
+        entries += sampling.n * (of_prompt + sampling.max_tokens * _listed(sampling.logprobs))
+    if entries > limits.logprob_entries:
+        msg = (
+            f"The request asks for up to {entries} log-probabilities; at most "
+            f"{limits.logprob_entries} are allowed. Lower logprobs, prompt_logprobs, n or "
+            "max_tokens."
+        )
+        has_prompt = body.get("prompt_logprobs") is not None
+        raise InvalidRequestError(msg, param="prompt_logprobs" if has_prompt else "logprobs")
+
+
+def _listed(count: int | None) -> int:
+    """Count the alternatives of a token: `count` and its own."""
+    return 0 if count is None else count + 1
 
 
 def _with_echo(spec: RequestSpec) -> RequestSpec:

@@ -4,13 +4,14 @@
     tiller:completions:done:<id>     gets one item when the Completion has ended
     tiller:completions:answer:<id>   what the engine gave, for a minute
     tiller:completions:tokens:<id>   a stream of what it gives as it comes, and a mark at its end
-    tiller:completions:reader:<id>   there while somebody reads that stream
+    tiller:completions:reader:<id>   there while somebody reads that stream, and then why it ended
 
 Nothing here is the truth: rows in Postgres are. What Redis loses, ends there after seconds.
 """
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Any
 from uuid import UUID
 
@@ -23,6 +24,7 @@ ANSWER_SECONDS = 60
 SOCKET_SECONDS = 5.0  # longer than any wait for an item
 WAITING_SECONDS = 60  # an id that nobody takes for so long belongs to a Completion that ended
 READER_SECONDS = 6  # after the last sign of a reader; its process may have died
+SPARE_CONNECTIONS = 16
 READ_ENTRIES = 64  # of a stream at once: a slow client's tokens wait in Redis, not in the API
 END_FIELD, NUMBER_FIELD, PIECES_FIELD = b"end", b"number", b"pieces"
 PUSH = "redis.call('RPUSH', KEYS[1], ARGV[1]); redis.call('EXPIRE', KEYS[1], ARGV[2])"
@@ -35,6 +37,23 @@ APPEND = """
 """
 END = "redis.call('XADD', KEYS[1], '*', 'end', '1'); redis.call('EXPIRE', KEYS[1], ARGV[1])"
 BROKER_ERRORS = (RedisError, OSError)
+
+
+class Reader(StrEnum):
+    """What is known of who reads a stream; `missing` is also what an empty Redis says."""
+
+    reads = "reads"
+    left = "left"
+    failed = "failed"  # the API told its client that nothing counts
+    missing = "missing"
+
+    @property
+    def has_failed(self) -> bool:
+        """Tell whether the client was told that nothing counts."""
+        return self is Reader.failed
+
+
+_ENDS = {why.value.encode(): why for why in (Reader.left, Reader.failed)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +104,7 @@ class Line:
 
     def put_answer(self, completion_id: UUID, answer: bytes) -> None:
         """Keep an answer for the API; nobody is told yet."""
-        self._redis.set(f"{PREFIX}answer:{completion_id.hex}", answer, ex=ANSWER_SECONDS)
+        self._redis.set(_answer(completion_id), answer, ex=ANSWER_SECONDS)
 
     def ring(self, completion_id: UUID) -> None:
         """Tell the API that a Completion has ended."""
@@ -93,12 +112,12 @@ class Line:
 
     def read_answer(self, completion_id: UUID) -> bytes | None:
         """Take the answer of a Completion out; None when there is none."""
-        answer = self._redis.getdel(f"{PREFIX}answer:{completion_id.hex}")
+        answer = self._redis.getdel(_answer(completion_id))
         return answer if isinstance(answer, bytes) else None
 
     def open_stream(self, completion_id: UUID) -> None:
         """Say that the tokens of a Completion are read, for READER_SECONDS."""
-        self._redis.set(_reader(completion_id), b"1", ex=READER_SECONDS)
+        self._redis.set(_reader(completion_id), Reader.reads.value, ex=READER_SECONDS)
 
     def put_tokens(self, entries: Sequence[TokenEntry]) -> None:
         """Append to streams, in one round trip; each ends by itself a while after the last."""
@@ -112,11 +131,14 @@ class Line:
         """Mark the end of a stream: its Completion has ended."""
         self._redis.eval(END, 1, _tokens(completion_id), str(ANSWER_SECONDS))
 
-    def unread(self, completion_ids: Collection[UUID]) -> set[UUID]:
-        """List those of these streams that nobody reads any more."""
+    def readers(self, completion_ids: Collection[UUID]) -> dict[UUID, Reader]:
+        """Say for each of these streams whether somebody reads it."""
         ids = list(completion_ids)
         found: Any = self._redis.mget([_reader(completion_id) for completion_id in ids])
-        return {name for name, reader in zip(ids, found, strict=True) if reader is None}
+        return {
+            name: Reader.missing if reader is None else _ENDS.get(reader, Reader.reads)
+            for name, reader in zip(ids, found, strict=True)
+        }
 
     def close(self) -> None:
         """Close the connections."""
@@ -130,10 +152,14 @@ class Line:
 class Bell:
     """The waiting side of the API: many requests wait at once on one event loop."""
 
-    def __init__(self, redis_url: str) -> None:
-        """Connect on first use."""
+    def __init__(self, redis_url: str, *, waiting_max: int) -> None:
+        """Connect on first use; `waiting_max` requests may wait at once."""
         self._redis = redis.asyncio.Redis.from_url(
-            redis_url, socket_connect_timeout=1.0, socket_timeout=SOCKET_SECONDS
+            redis_url,
+            socket_connect_timeout=1.0,
+            socket_timeout=SOCKET_SECONDS,
+            # One waits, and another says meanwhile that somebody reads.
+            max_connections=2 * waiting_max + SPARE_CONNECTIONS,
         )
 
     async def wait(self, completion_id: UUID, seconds: float) -> bool:
@@ -158,13 +184,16 @@ class Bell:
         return [_read_entry(key, fields) for _, entries in found for key, fields in entries]
 
     async def stay(self, completion_id: UUID) -> None:
-        """Say that a stream is still read; what waits in it is kept as long."""
-        await self._redis.set(_reader(completion_id), b"1", ex=READER_SECONDS)
+        """Say that a stream is still read; what waits in it, and its end, are kept as long."""
+        await self._redis.set(_reader(completion_id), Reader.reads.value, ex=READER_SECONDS)
         await self._redis.expire(_tokens(completion_id), ANSWER_SECONDS)
+        await self._redis.expire(_answer(completion_id), ANSWER_SECONDS)
 
-    async def leave(self, completion_id: UUID) -> None:
-        """Say that a stream is not read any more."""
-        await self._redis.delete(_reader(completion_id), _tokens(completion_id))
+    async def leave(self, completion_id: UUID, *, failed: bool = False) -> None:
+        """Say that a stream is not read any more: its client left, or the API `failed` it."""
+        why = Reader.failed if failed else Reader.left
+        await self._redis.set(_reader(completion_id), why.value, ex=ANSWER_SECONDS)
+        await self._redis.delete(_tokens(completion_id))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -173,6 +202,10 @@ class Bell:
 
 def _tokens(completion_id: UUID) -> str:
     return f"{PREFIX}tokens:{completion_id.hex}"
+
+
+def _answer(completion_id: UUID) -> str:
+    return f"{PREFIX}answer:{completion_id.hex}"
 
 
 def _reader(completion_id: UUID) -> str:

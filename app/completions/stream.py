@@ -3,11 +3,12 @@
 Redis brings pieces and says quickly that there will be no more; Postgres says what the end was.
 An end that is no success, a piece that is missing and a Redis that lost them raise the error that
 the client is to see. Whoever holds a feed closes it: its client may have left, and the worker
-aborts what nobody reads.
+aborts what nobody reads. What went wrong here is no client that left: `fail` it, and it is free.
 """
 
 import asyncio
 import contextlib
+import logging
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -21,16 +22,20 @@ from app.completions.records import fail_completion, withdraw_completion
 from app.completions.states import CompletionState
 from app.completions.waiting import (
     BELL_SECONDS,
+    DATABASE_AWAY,
     LOOK_SECONDS,
     NO_BROKER,
     ClientLeftError,
     Desk,
+    Lookout,
     error_of,
 )
 from app.errors import ApiError
-from app.kit.db import RETRIED, DatabaseUnavailableError
+
+log = logging.getLogger(__name__)
 
 STAY_SECONDS = 1.5  # between two signs that somebody reads
+BIG_BYTES = 64 * 1024  # of pieces: what takes longer must not hold the event loop up
 FIRST_KEY = b"0"
 
 Piece: TypeAlias = dict[str, Any]
@@ -49,6 +54,9 @@ class TokenFeed:
         self._was_told = False  # that the end has come
         self._has_succeeded = False
         self._is_over = False
+        self._has_failed = False
+        self._lookout = Lookout(desk, self._id)
+        self.was_big = False  # the last pieces: writing them takes a moment
         self._loop = asyncio.get_running_loop()
         self._quiet_since = self._loop.time()
         self._staying = self._loop.create_task(self._stay())
@@ -84,12 +92,16 @@ class TokenFeed:
                 raise self._lost() from None
             await asyncio.sleep(BELL_SECONDS)
         pieces: list[Piece] = []
+        self.was_big = sum(len(entry.pieces) for entry in entries) > BIG_BYTES
         for entry in entries:
             self._after = entry.key
             self._was_told = self._was_told or entry.is_end
             if not entry.is_end:
                 await self._check(entry.number)
-                pieces += orjson.loads(entry.pieces)
+                if self.was_big:
+                    pieces += await run_in_threadpool(orjson.loads, entry.pieces)
+                else:
+                    pieces += orjson.loads(entry.pieces)
         now = self._loop.time()
         if pieces:
             # Whatever the end is, these come before it.
@@ -118,6 +130,24 @@ class TokenFeed:
             raise self._lost()
         return ends
 
+    async def fail(self) -> None:
+        """End what is not over, because its client was told an error of ours: it costs nothing.
+
+        The worker ends it likewise where Postgres cannot be reached from here.
+        """
+        if self._is_over or self._has_failed:
+            return
+        self._has_failed = True
+        self._staying.cancel()
+        await asyncio.shield(self._end_failed())
+
+    async def _end_failed(self) -> None:
+        with contextlib.suppress(Exception):
+            await self._desk.bell.leave(self._id, failed=True)
+        with contextlib.suppress(Exception):
+            await self._desk.try_once(lambda conn: fail_completion(conn, self._id, NO_BROKER))
+            self._is_over = True
+
     async def close(self) -> None:
         """Stop reading: what is not over is aborted and charged by its worker, or withdrawn."""
         self._staying.cancel()
@@ -125,38 +155,46 @@ class TokenFeed:
             await asyncio.shield(self._leave())
 
     async def _leave(self) -> None:
+        if self._has_failed:
+            return
         with contextlib.suppress(*BROKER_ERRORS):
             await self._desk.bell.leave(self._id)
         if not self._is_over:
-            await self._desk.in_thread(lambda conn: withdraw_completion(conn, self._id))
+            await self._desk.try_once(lambda conn: withdraw_completion(conn, self._id))
 
     async def _stay(self) -> None:
+        could = True
         while True:
-            with contextlib.suppress(*BROKER_ERRORS):
+            try:
                 await self._desk.bell.stay(self._id)
+                could = True
+            except BROKER_ERRORS as error:
+                if could:
+                    log.warning("cannot stay at a stream", extra={"error": repr(error)})
+                could = False
             await asyncio.sleep(STAY_SECONDS)
 
     async def _look(self) -> None:
         """Look into Postgres; note a success, raise the error of any other end."""
         try:
-            ending = await self._desk.look(self._id)
-        except (*RETRIED, DatabaseUnavailableError):
+            ending = await self._lookout.look()
+        except DATABASE_AWAY:
             if self._next_number == 0:
                 raise
             return  # what has begun goes on as soon as Postgres is back
-        if not ending.is_final:
+        if ending is None or not ending.is_final:
             return
         self._is_over = True
         if ending.failure is not None:
             raise error_of(ending.failure)
         if ending.state is not CompletionState.succeeded:
-            raise self._lost()  # the worker saw no reader: Redis forgot that there is one
+            raise self._lost()  # the worker saw no reader for seconds: Redis forgot it
         self._has_succeeded = True
 
     async def _check(self, number: int) -> None:
         """Make sure that no entry is missing; without it the text would be another."""
         if number != self._next_number:
-            await self._desk.in_thread(lambda conn: fail_completion(conn, self._id, NO_BROKER))
+            await self.fail()
             raise self._lost()
         self._next_number += 1
 

@@ -20,7 +20,7 @@ from app.catalog import Tokenizer
 from app.completions.intake import PreparedCompletion
 from app.completions.stream import Piece, TokenFeed
 from app.completions.stream_chunks import ChunkWriter
-from app.completions.waiting import Desk
+from app.completions.waiting import ClientLeftError, Desk
 from app.errors import ApiError
 from app.kit.request_id import request_id_of
 
@@ -49,10 +49,17 @@ async def stream_answer(
     feed = TokenFeed(desk, prepared)
     try:
         first = await feed.first(request)
+        return CompletionStream(feed, ChunkWriter(prepared, tokenizer), first, on_close)
+    except ClientLeftError:
+        await feed.close()
+        raise
+    except Exception:
+        await feed.fail()
+        await feed.close()
+        raise
     except BaseException:
         await feed.close()
         raise
-    return CompletionStream(feed, ChunkWriter(prepared, tokenizer), first, on_close)
 
 
 class CompletionStream(Response):
@@ -103,10 +110,12 @@ class CompletionStream(Response):
             try:
                 await self._send_chunks(send)
             except ApiError as error:
+                await self._feed.fail()
                 await _send(send, _error_event(scope, error))
             except TimeoutError:
                 raise
             except Exception:
+                await self._feed.fail()
                 log.exception("a stream broke", extra={"request_id": request_id_of(scope)})
                 ours = ApiError("Something went wrong here. Tell the operator the request_id.")
                 await _send(send, _error_event(scope, ours))
@@ -117,7 +126,10 @@ class CompletionStream(Response):
         loop = asyncio.get_running_loop()
         sent_at = loop.time()
         while pieces is not None:
-            body = b"".join(map(_event, self._writer.write(pieces)))
+            if self._feed.was_big:
+                body = await run_in_threadpool(self._events, pieces)
+            else:
+                body = self._events(pieces)
             if not body and loop.time() - sent_at > KEEP_ALIVE_SECONDS:
                 body = KEEP_ALIVE
             if body:
@@ -127,6 +139,9 @@ class CompletionStream(Response):
         last = self._writer.last(await self._feed.last())
         body = b"" if last is None else await run_in_threadpool(_event, last)
         await _send(send, body + DONE)
+
+    def _events(self, pieces: Sequence[Piece]) -> bytes:
+        return b"".join(map(_event, self._writer.write(pieces)))
 
 
 def _event(data: Any) -> bytes:

@@ -9,9 +9,12 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 from uuid import UUID
 
+import anyio
+import anyio.to_thread
 import orjson
 from fastapi.concurrency import run_in_threadpool
 from starlette.requests import Request
@@ -31,7 +34,7 @@ from app.completions.records import (
 )
 from app.completions.unlisted import UnlistedCompletion
 from app.errors import ApiError, InvalidRequestError, UnavailableError
-from app.kit.db import Conn, Database
+from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
 from app.steering.vectors import store_vectors
 
 log = logging.getLogger(__name__)
@@ -40,12 +43,15 @@ T = TypeVar("T")
 RETRY_AFTER_SECONDS = 5
 BELL_SECONDS = 0.5  # between two looks whether the client is still there
 LOOK_SECONDS = 1.0  # between two looks into Postgres
+LOOKS = 8  # at once: while Postgres is away, they must not fill the threads that all routes share
+AWAY_SECONDS = 15.0  # that Postgres may be away while an answer is waited for
+DATABASE_AWAY = (*RETRIED, DatabaseUnavailableError)
 # A vector is unknown to a worker only when its owner deleted it after the request was checked.
-# The last two are of bodies that a worker checked.
+# The last three are of bodies that a worker checked.
 BAD_REQUESTS = frozenset(
     {
         *("invalid_request", "non_finite_activations", "unknown_vector"),
-        *("context_length_exceeded", "named_vectors_too_large"),
+        *("context_length_exceeded", "named_vectors_too_large", "captured_rows_too_large"),
     }
 )
 AWAY = frozenset(
@@ -63,11 +69,12 @@ class ClientLeftError(Exception):
 class Desk:
     """What the API needs to have Completions run."""
 
-    def __init__(self, database: Database, redis_url: str) -> None:
-        """Connect to Redis on first use."""
+    def __init__(self, database: Database, redis_url: str, *, waiting_max: int) -> None:
+        """Connect to Redis on first use; at most `waiting_max` Completions wait at once."""
         self.database = database
         self.line = Line(redis_url)
-        self.bell = Bell(redis_url)
+        self.bell = Bell(redis_url, waiting_max=waiting_max)
+        self._looking = anyio.CapacityLimiter(LOOKS)
 
     async def close(self) -> None:
         """Close the connections to Redis."""
@@ -131,7 +138,7 @@ class Desk:
         except BaseException:
             # The client left, or this process stops: nobody will read the answer.
             with contextlib.suppress(Exception):
-                await asyncio.shield(self.in_thread(lambda c: cancel_completion(c, prepared.id)))
+                await asyncio.shield(self.try_once(lambda c: cancel_completion(c, prepared.id)))
             raise
         if ending.failure is not None:
             raise error_of(ending.failure)
@@ -146,6 +153,7 @@ class Desk:
     async def _wait(self, request: Request, completion_id: UUID) -> Ending:
         loop = asyncio.get_running_loop()
         looked_at = loop.time()
+        lookout = Lookout(self, completion_id)
         while True:
             if await request.is_disconnected():
                 raise ClientLeftError
@@ -157,17 +165,42 @@ class Desk:
             if not rang and loop.time() - looked_at < LOOK_SECONDS:
                 continue
             looked_at = loop.time()
-            ending = await self.look(completion_id)
-            if ending.is_final:
+            ending = await lookout.look()
+            if ending is not None and ending.is_final:
                 return ending
 
-    async def look(self, completion_id: UUID) -> Ending:
-        """Look where a Completion stands, and end it if its time is over."""
-        return await self.in_thread(lambda conn: _look(conn, completion_id))
+    async def try_once(self, work: Callable[[Conn], T]) -> T:
+        """Run a transaction about one that waits, off the event loop; it is not repeated."""
+        return await anyio.to_thread.run_sync(
+            partial(self.database.run, work, attempts=1), limiter=self._looking
+        )
 
-    async def in_thread(self, work: Callable[[Conn], T]) -> T:
-        """Run a transaction off the event loop."""
-        return await run_in_threadpool(self.database.run, work)
+
+class Lookout:
+    """Looks into Postgres for one Completion; Postgres may be away for AWAY_SECONDS."""
+
+    def __init__(self, desk: Desk, completion_id: UUID) -> None:
+        """Look at nothing yet."""
+        self._desk = desk
+        self._id = completion_id
+        self._away_since: float | None = None
+
+    async def look(self) -> Ending | None:
+        """Look where it stands, and end it if its time is over; None while Postgres is away.
+
+        Raises one of DATABASE_AWAY once it has been away for too long.
+        """
+        try:
+            ending = await self._desk.try_once(lambda conn: _look(conn, self._id))
+        except DATABASE_AWAY:
+            now = asyncio.get_running_loop().time()
+            if self._away_since is None:
+                self._away_since = now
+            if now - self._away_since >= AWAY_SECONDS:
+                raise
+            return None
+        self._away_since = None
+        return ending
 
 
 def _need_worker(conn: Conn, model: str) -> None:

@@ -32,7 +32,7 @@ RETRIED = (
 
 
 class DatabaseUnavailableError(Exception):
-    """Postgres could not be reached within the time allowed; nothing was changed."""
+    """Postgres could not be reached within the time allowed."""
 
 
 class Database:

@@ -2,6 +2,7 @@
 
 import pytest
 
+from app.kit.ids import new_uuid
 from tests.fixtures.tiny_model import CONTEXT, HIDDEN_SIZE, VOCAB_SIZE
 
 PLAIN = {"model": "tiny", "prompt": [2, 3, 4], "max_tokens": 2}
@@ -101,6 +102,19 @@ def test_a_key_without_the_scope_is_403(api):
 def test_a_body_that_is_no_object_is_bad_json(api):
     answer = api.client.post("/v1/completions", content=b"[1")
     assert (answer.status_code, answer.json()["error"]["code"]) == (400, "bad_json")
+
+
+def test_a_body_is_not_read_before_there_is_a_place_for_it(api):
+    places = api.client.app.state.places
+    others = [new_uuid() for _ in range(api.client.app.state.settings.limits.completions_waiting)]
+    packed = {"content": b"{}", "headers": {"content-encoding": "gzip"}}
+    for other in others:
+        places.take(other)
+    answer = api.client.post("/v1/completions", **packed)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
+    for other in others:
+        places.give_back(other)
+    assert api.client.post("/v1/completions", **packed).status_code == 400
 
 
 def test_without_a_worker_nothing_is_stored(api):

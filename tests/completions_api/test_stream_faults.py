@@ -6,11 +6,16 @@ import time
 
 import httpx
 import pytest
+import redis
 
+from app.completions.line import READER_SECONDS, Reader
+from app.completions.records import store_completion
+from app.kit.ids import new_uuid
 from tests.completions_api.served import api_beside
 from tests.completions_api.streams import Reading, Stream, opened, streamed
 from tests.faults.cluster import running_cluster
 from tests.faults.stub_engine import BREAKS, DIES, DRIPS, FAILS, HANGS, STALLS, TOKENS_BEFORE
+from tests.fixtures.builders import a_spec
 from tests.fixtures.documented import Described
 from worker.failpoints import KILLED
 
@@ -147,6 +152,65 @@ def test_a_client_that_leaves_before_a_worker_took_it_pays_nothing(served):
 def streamed_with_timeout(served):
     body = {"model": "tiny", "prompt": PROMPT, "max_tokens": 4, "stream": True}
     served.client.post("/v1/completions", json=body, timeout=1.0)
+
+
+def reader_key(served):
+    (row,) = served.cluster.rows("SELECT id FROM completions ORDER BY id DESC LIMIT 1")
+    return f"tiller:completions:reader:{row['id'].hex}"
+
+
+def test_what_the_api_failed_is_not_charged(served):
+    before = served.balance()
+    reading = Reading(served, prompt=[STALLS, 6])
+    reading.wait_tokens(1)
+    key = reader_key(served)
+    with redis.Redis.from_url(served.cluster.settings.redis_url) as client:
+
+        def fail():
+            client.set(key, Reader.failed.value, ex=60)  # this feed goes on saying that it reads
+            return served.states()[-1] == "errored"
+
+        served.cluster.wait(fail, "its worker to see it", LEFT_SECONDS)
+    stream = reading.end()
+    assert stream.error["error"]["code"] == "broker_unavailable"
+    assert served.balance() == before
+
+
+def test_what_the_api_failed_in_the_last_moment_is_not_charged(served):
+    builders, settings = served.cluster.builders, served.cluster.settings
+    account, completion_id = builders.an_account(balance=100), new_uuid()
+    with served.cluster.database.transaction() as conn:
+        store_completion(
+            conn, account, completion_id, model="tiny", specs=[a_spec()], seconds=60, stream=True
+        )
+    with redis.Redis.from_url(settings.redis_url) as client:
+        client.set(reader_key(served), Reader.failed.value, ex=60)
+        client.rpush("tiller:completions:tiny", completion_id.bytes)
+    served.wait_state("errored")
+    (row,) = served.cluster.rows(
+        """
+        SELECT error_code, balance, held FROM completions JOIN accounts ON accounts.id = account_id
+        WHERE completions.id = %(id)s
+        """,
+        id=completion_id,
+    )
+    assert row == {"error_code": "broker_unavailable", "balance": 100, "held": 0}
+
+
+def test_a_redis_that_forgot_a_reader_ends_no_stream(served):
+    said = READER_SECONDS * 1000 - 200
+    with (
+        redis.Redis.from_url(served.cluster.settings.redis_url) as client,
+        left(served, prompt=[STALLS, 6], max_tokens=30) as lines,
+    ):
+        while "choices" not in next(lines):
+            pass
+        key = reader_key(served)
+        served.cluster.wait(lambda: client.pttl(key) > said, "its reader to say so", 3)
+        assert client.delete(key) == 1  # for as long as can be: until it says so again
+        served.cluster.wait(lambda: client.exists(key), "its reader to be back", 3)
+        assert served.states()[-1] == "running"
+    wait_left(served)
 
 
 def test_a_client_that_reads_late_gets_everything_and_holds_nobody_up(served):

@@ -1,23 +1,36 @@
 """What the API makes of a stream in Redis: order, loss and the end, which Postgres decides."""
 
 import asyncio
+from dataclasses import replace
+from types import SimpleNamespace
 
 import orjson
 import pytest
 from starlette.requests import Request
 
+from app.completions import waiting
 from app.completions.intake import PreparedCompletion
 from app.completions.line import (
     ANSWER_SECONDS,
     READ_ENTRIES,
     READER_SECONDS,
+    Bell,
     Line,
+    Reader,
     TokenEntry,
 )
-from app.completions.records import claim_completion, store_completion, succeed_completion
-from app.completions.stream import TokenFeed
-from app.completions.waiting import ClientLeftError, Desk
+from app.completions.records import (
+    Failure,
+    claim_completion,
+    store_completion,
+    succeed_completion,
+)
+from app.completions.stream import BIG_BYTES, TokenFeed
+from app.completions.stream_answer import stream_answer
+from app.completions.waiting import ClientLeftError, Desk, Lookout, error_of
 from app.errors import ApiError
+from app.kit.db import Database, DatabaseUnavailableError
+from app.kit.ids import new_uuid
 from tests.checker import check_everything
 from tests.fixtures.builders import a_spec
 
@@ -59,8 +72,14 @@ class Stage:
         assert claimed is not None
         assert claimed.stream
 
-    def put(self, *numbers, tokens=1):
-        piece = {"place": 0, "index": 0, "text": "a", "token_ids": [5] * tokens}
+    def desk(self, database=None):
+        return Desk(database or self.database, self.redis_url, waiting_max=8)
+
+    def reader(self):
+        return self.line.readers([self.id])[self.id]
+
+    def put(self, *numbers, tokens=1, text="a"):
+        piece = {"place": 0, "index": 0, "text": text, "token_ids": [5] * tokens}
         self.line.put_tokens(
             [TokenEntry(self.id, number, orjson.dumps([piece]), ENTRIES_MAX) for number in numbers]
         )
@@ -74,7 +93,7 @@ class Stage:
         """Read to the end; give how many pieces came in each turn, and the last part."""
 
         async def everything():
-            desk = Desk(self.database, self.redis_url)
+            desk = self.desk()
             feed = TokenFeed(desk, self.prepared)
             try:
                 turns = []
@@ -133,7 +152,7 @@ def test_an_end_that_redis_tells_and_postgres_does_not_is_no_end(stage):
     stage.line.end_tokens(stage.id)
 
     async def some():
-        desk = Desk(stage.database, stage.redis_url)
+        desk = stage.desk()
         feed = TokenFeed(desk, stage.prepared)
         first = await feed.poll()
         later = [await feed.poll() for _ in range(3)]
@@ -176,21 +195,21 @@ def test_a_stream_keeps_no_more_entries_than_it_may_have_and_ends_by_itself(stag
 
 
 def test_a_feed_is_seen_while_it_reads_and_missed_when_it_is_closed(stage):
-    assert stage.line.unread([stage.id]) == {stage.id}
+    assert stage.reader() is Reader.missing
     stage.line.open_stream(stage.id)
-    assert stage.line.unread([stage.id]) == set()
+    assert stage.reader() is Reader.reads
 
     async def look():
-        desk = Desk(stage.database, stage.redis_url)
+        desk = stage.desk()
         feed = TokenFeed(desk, stage.prepared)
         await feed.poll()
-        during = stage.line.unread([stage.id])
+        during = stage.reader()
         await feed.close()
         await desk.close()
         return during
 
-    assert asyncio.run(look()) == set()
-    assert stage.line.unread([stage.id]) == {stage.id}
+    assert asyncio.run(look()) is Reader.reads
+    assert stage.reader() is Reader.left
     assert stage.state() == "running", "its worker ends it"
     assert READER_SECONDS < ANSWER_SECONDS
     stage.succeed(tokens=0)
@@ -201,7 +220,7 @@ def test_a_client_that_is_gone_before_the_first_token_is_noticed(stage):
         return {"type": "http.disconnect"}
 
     async def first():
-        desk = Desk(stage.database, stage.redis_url)
+        desk = stage.desk()
         feed = TokenFeed(desk, stage.prepared)
         request = Request({"type": "http", "method": "POST", "headers": []}, gone)
         try:
@@ -213,6 +232,144 @@ def test_a_client_that_is_gone_before_the_first_token_is_noticed(stage):
     with pytest.raises(ClientLeftError):
         asyncio.run(first())
     stage.succeed(tokens=0)
+
+
+@pytest.fixture
+def no_database():
+    """A pool whose Postgres is not there."""
+    database = Database("postgresql://127.0.0.1:1/none", wait_seconds=0.1)
+    yield database
+    database.close()
+
+
+def staying_request():
+    async def nothing():
+        await asyncio.Event().wait()
+
+    return Request({"type": "http", "method": "POST", "headers": []}, nothing)
+
+
+def answered(stage, prepared, database=None):
+    """Answer with a stream as the route does; give what was sent."""
+    sent = []
+
+    async def send(message):
+        sent.append(message)
+
+    async def everything():
+        desk = stage.desk(database)
+        request = staying_request()
+        try:
+            answer = await stream_answer(request, desk, prepared, None, on_close=lambda: None)
+            scope = {"type": "http", "state": {"request_id": "req_1"}}
+            await answer(scope, request.receive, send)
+        finally:
+            await desk.close()
+
+    asyncio.run(everything())
+    return sent
+
+
+def test_an_error_of_ours_before_the_first_chunk_is_not_charged(stage):
+    stage.put(0)
+    with pytest.raises(AttributeError):
+        answered(stage, stage.prepared)  # without a model no chunk can be written
+    assert (stage.state(), stage.reader()) == ("errored", Reader.failed)
+    assert stage.numbers() == (BALANCE, 0)
+
+
+def test_an_error_of_ours_after_the_status_is_told_and_not_charged(stage):
+    stage.put(0)  # a piece that lacks most of its fields
+    model = SimpleNamespace(name="tiny", special_token_ids=())
+    sent = answered(stage, replace(stage.prepared, model=model))
+    assert sent[0]["status"] == 200
+    body = b"".join(message.get("body", b"") for message in sent)
+    assert b"internal_error" in body
+    assert b"[DONE]" not in body
+    assert (stage.state(), stage.reader()) == ("errored", Reader.failed)
+    assert stage.numbers() == (BALANCE, 0)
+
+
+def test_where_postgres_is_away_from_the_api_the_worker_hears_that_it_failed(
+    stage, no_database, monkeypatch
+):
+    monkeypatch.setattr(waiting, "AWAY_SECONDS", 0.0)
+    with pytest.raises(DatabaseUnavailableError):
+        answered(stage, stage.prepared, no_database)
+    assert stage.reader() is Reader.failed
+    assert stage.state() == "running"
+    stage.succeed(tokens=0)
+
+
+def test_a_look_is_patient_with_a_postgres_that_is_away(stage, no_database, monkeypatch):
+    async def look(desk):
+        try:
+            return await Lookout(desk, stage.id).look()
+        finally:
+            await desk.close()
+
+    assert asyncio.run(look(stage.desk())).state == "running"
+    assert asyncio.run(look(stage.desk(no_database))) is None
+    monkeypatch.setattr(waiting, "AWAY_SECONDS", 0.0)
+    with pytest.raises(DatabaseUnavailableError):
+        asyncio.run(look(stage.desk(no_database)))
+    stage.succeed(tokens=0)
+
+
+def test_big_pieces_arrive_whole(stage):
+    texts = ["a" * BIG_BYTES, "b"]
+
+    async def both():
+        desk = stage.desk()
+        feed = TokenFeed(desk, stage.prepared)
+        seen = []
+        for number, text in enumerate(texts):
+            stage.put(number, text=text)
+            (piece,) = await feed.poll()
+            seen.append((piece["text"], feed.was_big))
+        await feed.close()
+        await desk.close()
+        return seen
+
+    assert asyncio.run(both()) == [(texts[0], True), (texts[1], False)]
+    stage.succeed(tokens=2)
+
+
+def test_the_end_of_a_stream_is_kept_for_a_slow_reader(stage):
+    stage.put(0)
+    stage.succeed(tokens=1)
+    client = stage.line._redis  # how long something is kept is seen in Redis alone
+    key = f"tiller:completions:answer:{stage.id.hex}"
+    client.expire(key, 2)
+
+    async def stay():
+        desk = stage.desk()
+        await desk.bell.stay(stage.id)
+        await desk.close()
+
+    asyncio.run(stay())
+    assert client.ttl(key) > ANSWER_SECONDS - 5
+
+
+def test_as_many_wait_at_once_as_may(redis_url):
+    waiters = 150  # more than redis-py allows unless it is told otherwise
+
+    async def all_at_once():
+        bell = Bell(redis_url, waiting_max=waiters)
+        ids = [new_uuid() for _ in range(waiters)]
+        try:
+            waits = [bell.wait(each, 2) for each in ids]
+            stays = [bell.stay(each) for each in ids]
+            return await asyncio.gather(*waits, *stays)
+        finally:
+            await bell.close()
+
+    assert asyncio.run(all_at_once()) == [False] * waiters + [None] * waiters
+
+
+def test_too_many_captured_rows_are_the_fault_of_the_request():
+    error = error_of(Failure("captured_rows_too_large", "Too many.", "requests"))
+    assert (error.status, error.code, error.param) == (400, "captured_rows_too_large", "requests")
 
 
 def test_a_refusal_is_no_stream(api):

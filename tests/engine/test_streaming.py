@@ -14,7 +14,7 @@ from app.completions.spec import RequestSpec, Sampling
 from app.steering.spec import Capture, Site
 from tests.engine.engines import engine_for, run_alone
 from tests.engine.watching import scheduler
-from worker.engine.protocol import Piece
+from worker.engine.protocol import Group, Piece
 from worker.engine.vllm_engine import VllmEngine
 from worker.outcomes import Succeeded
 
@@ -95,6 +95,35 @@ def test_without_urgent_ones_their_seats_stay_empty(narrow: VllmEngine) -> None:
     most = {"long": 0, "all": 0}
     asyncio.run(together(narrow, 6, 0, most))
     assert most == {"long": SEATS, "all": SEATS}
+
+
+def test_an_urgent_request_goes_first_after_a_group_too(narrow: VllmEngine) -> None:
+    ended: list[str] = []
+
+    async def one(name: str, spec: RequestSpec, **fields: Any) -> None:
+        await narrow.run(name, spec, salt="salt", **fields)
+        ended.append(name.partition("-")[0])
+
+    async def everything() -> None:
+        with narrow.core.held():  # type: ignore[union-attr]
+            running = [
+                asyncio.ensure_future(
+                    one(f"group-{place}", request(LONG), group=Group("key", SEATS, place))
+                )
+                for place in range(SEATS)
+            ]
+            await asyncio.sleep(0)
+            running += [
+                asyncio.ensure_future(one(f"plain-{number}", request(20))) for number in range(20)
+            ]
+            await asyncio.sleep(0)
+            running.append(asyncio.ensure_future(one("urgent", request(3), urgent=True)))
+            for _ in range(3):
+                await asyncio.sleep(0)
+        await asyncio.gather(*running)
+
+    asyncio.run(everything())
+    assert ended == [*["group"] * SEATS, "urgent", *["plain"] * 20]
 
 
 def streamed(engine: VllmEngine, spec: RequestSpec) -> tuple[Succeeded, list[Piece]]:

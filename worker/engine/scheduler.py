@@ -79,10 +79,8 @@ class GroupingScheduler(Scheduler):
             self.waiting.remove_requests([request])
             self._turn()
         elif _is_urgent(request):
-            queue: Any = self.waiting  # a deque: first come, first served
-            queue.remove_requests([request])
-            queue.insert(sum(1 for _ in takewhile(_is_urgent, queue)), request)
-            self._urgent.add(request.request_id)
+            self.waiting.remove_requests([request])
+            self._queue(request)
 
     def finish_requests(
         self, request_ids: str | Iterable[str] | None, finished_status: RequestStatus
@@ -134,7 +132,16 @@ class GroupingScheduler(Scheduler):
             self._turnstile.settle(Request.is_finished)
         busy = bool(self.running or self.waiting or self.kv_holding_waiting)
         for request in self._turnstile.admit(busy=busy):
-            self.waiting.add_request(request)
+            self._queue(request)
+
+    def _queue(self, request: Request) -> None:
+        """Let a request wait for its seat: an urgent one in front, behind those before it."""
+        queue: Any = self.waiting  # a deque: first come, first served
+        if not _is_urgent(request):
+            queue.add_request(request)
+            return
+        queue.insert(sum(1 for _ in takewhile(_is_urgent, queue)), request)
+        self._urgent.add(request.request_id)
 
 
 def _carried(request: Request) -> dict[str, Any] | None:
