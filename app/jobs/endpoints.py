@@ -90,7 +90,7 @@ def get_jobs(
 ) -> Response:
     """List Jobs, newest first; filters `status` and `model`."""
     query = request.query_params
-    page = _page(request, settings.limits.list_page, newest=True)
+    page = page_query(request.query_params, limit_max=settings.limits.list_page)
     state = _choice(JobState, query.get("status"))
     if page.after is not None:
         job_id = parse_id("job", page.after)
@@ -145,7 +145,7 @@ def get_requests(
     """List requests of a Job in index order; filters `status` and `custom_id`."""
     found = _job_id(job_id)
     query = request.query_params
-    page = _page(request, settings.limits.list_page, newest=False)
+    page = page_query(request.query_params, limit_max=settings.limits.list_page, newest=False)
     if page.order == "desc":
         msg = "Requests are listed in ascending order of their index only."
         raise InvalidRequestError(msg, param="order")
@@ -231,17 +231,6 @@ def _accepted(answer: StoredAnswer, *, replayed: bool) -> Response:
     if replayed:
         headers["idempotent-replayed"] = "true"
     return Response(answer.body, answer.status, headers, media_type="application/json")
-
-
-def _page(request: Request, limit_max: int, *, newest: bool) -> PageQuery:
-    query = request.query_params
-    return page_query(
-        limit=query.get("limit"),
-        after=query.get("after"),
-        order=query.get("order"),
-        limit_max=limit_max,
-        newest=newest,
-    )
 
 
 def _choice(states: type[JobState] | type[RequestState], text: str | None) -> str | None:

@@ -4,7 +4,7 @@ Pages follow a key (`after` = id of the last item seen), never an offset, so tha
 same wherever it lies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -23,16 +23,15 @@ class PageQuery:
     order: Order
 
 
-def page_query(
-    *, limit: str | None, after: str | None, order: str | None, limit_max: int, newest: bool = True
-) -> PageQuery:
-    """Read the query parameters of a list. Raises InvalidRequestError naming the wrong one."""
+def page_query(query: Mapping[str, str], *, limit_max: int, newest: bool = True) -> PageQuery:
+    """Read limit, after and order of a list. Raises InvalidRequestError naming the wrong one."""
+    limit, order = query.get("limit"), query.get("order")
     default: Order = "desc" if newest else "asc"
     if order not in (None, "asc", "desc"):
         msg = f"order must be asc or desc, not {order[:50]!r}."
         raise InvalidRequestError(msg, param="order")
     count = LIMIT_DEFAULT if limit is None else whole_number("limit", limit, 1, limit_max)
-    return PageQuery(count, after, order or default)  # type: ignore[arg-type]
+    return PageQuery(count, query.get("after"), order or default)  # type: ignore[arg-type]
 
 
 def whole_number(name: str, text: str, least: int, most: int) -> int:

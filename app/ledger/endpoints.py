@@ -65,12 +65,7 @@ def get_entries(
 ) -> Response:
     """List the entries of the account, newest first: grants, charges and releases."""
     query = request.query_params
-    page = page_query(
-        limit=query.get("limit"),
-        after=query.get("after"),
-        order=query.get("order"),
-        limit_max=settings.limits.list_page,
-    )
+    page = page_query(query, limit_max=settings.limits.list_page)
     entries = database.run(lambda conn: list_entries(conn, caller.account_id, page))
     if entries is None:
         raise unknown_cursor(query["after"])

@@ -72,12 +72,7 @@ def get_vectors(
 ) -> Response:
     """List vectors, newest first; `interned` true: those that only Jobs brought along."""
     query = request.query_params
-    page = page_query(
-        limit=query.get("limit"),
-        after=query.get("after"),
-        order=query.get("order"),
-        limit_max=settings.limits.list_page,
-    )
+    page = page_query(query, limit_max=settings.limits.list_page)
     interned = {None: None, "true": True, "false": False}.get(query.get("interned"), "unknown")
     if isinstance(interned, str):
         msg = f"interned must be true or false, not {query['interned'][:50]!r}."
