@@ -4,6 +4,7 @@ import contextlib
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -71,6 +72,31 @@ class Pending:
         self._thread.join(seconds)
         assert self._answer is not None, "no answer"
         return self._answer
+
+
+START_SECONDS = 400.0  # vLLM on a busy machine
+
+
+@contextlib.contextmanager
+def vllm_serving(model: Path, *, dtype: str, heartbeat_seconds: float) -> Iterator[Served]:
+    """Run a worker with vLLM and a small batch on a model's folder, and the API beside it."""
+    folder = model.parent
+    models_file = folder / "served.toml"
+    models_file.write_text(
+        f'[models.tiny]\npath = "{model}"\ndtype = "{dtype}"\nmax_num_seqs = 4\n'
+        "max_num_batched_tokens = 512\nkv_cache_bytes = 67108864\nthreads = 1\n",
+        encoding="utf-8",
+    )
+    environment = {
+        "TILLER_LEASE_SECONDS": "30",
+        "TILLER_HEARTBEAT_SECONDS": str(heartbeat_seconds),
+    }
+    settings = {"models_file": models_file}
+    with running_cluster(folder, settings=settings, environment=environment) as cluster:
+        cluster.start_worker("worker")
+        cluster.wait_ready(START_SECONDS)
+        with api_beside(cluster) as served:
+            yield served
 
 
 @contextlib.contextmanager

@@ -5,16 +5,14 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.completions_api.served import Served, api_beside
+from tests.completions_api.served import Served, vllm_serving
 from tests.engine.tiny_model import make_tiny_llama
-from tests.faults.cluster import running_cluster
 from tiller.tensors import decode, encode
 
 pytestmark = pytest.mark.timeout(900)  # the worker's start on a busy machine counts
 
 HIDDEN, LAYERS, VOCAB = 64, 4, 256
 PROMPT = [0, 17, 40, 93]
-START_SECONDS = 400.0
 
 
 @pytest.fixture(scope="module")
@@ -22,19 +20,8 @@ def real(tmp_path_factory) -> Iterator[Served]:
     """A worker with a tiny model in float32, a small batch, and the API beside it."""
     folder = tmp_path_factory.mktemp("completions")
     model = make_tiny_llama(folder / "llama", layers=LAYERS, hidden=HIDDEN, vocab=VOCAB)
-    models_file = folder / "served.toml"
-    models_file.write_text(
-        f'[models.tiny]\npath = "{model}"\ndtype = "float32"\nmax_num_seqs = 4\n'
-        "max_num_batched_tokens = 512\nkv_cache_bytes = 67108864\nthreads = 1\n",
-        encoding="utf-8",
-    )
-    environment = {"TILLER_LEASE_SECONDS": "30", "TILLER_HEARTBEAT_SECONDS": "1"}
-    settings = {"models_file": models_file}
-    with running_cluster(folder, settings=settings, environment=environment) as cluster:
-        cluster.start_worker("worker")
-        cluster.wait_ready(START_SECONDS)
-        with api_beside(cluster) as served:
-            yield served
+    with vllm_serving(model, dtype="float32", heartbeat_seconds=1) as served:
+        yield served
 
 
 def complete(real: Served, **fields):

@@ -9,15 +9,13 @@ import pytest
 from openai import OpenAI
 
 from tests.completions_api.byte_model import CIRCLE, HIDDEN, LAYERS, make_byte_llama
-from tests.completions_api.served import Served, api_beside
+from tests.completions_api.served import Served, vllm_serving
 from tests.completions_api.streams import Stream, opened, streamed
-from tests.faults.cluster import running_cluster
 from tests.fixtures.documented import Described
 from tiller.tensors import decode
 
 pytestmark = pytest.mark.timeout(900)  # the worker's start on a busy machine counts
 
-START_SECONDS = 400.0
 VECTOR = [1.0, 2.0, 3.0, *[0.0] * (HIDDEN - 3)]
 STEER = [{"activations": [VECTOR], "layer_indices": [1], "scale": 2}]
 PLAIN = {"prompt": "hi ", "temperature": 0, "max_tokens": 12, "return_token_ids": True}
@@ -28,19 +26,8 @@ def real(tmp_path_factory) -> Iterator[Served]:
     """A worker with the model of bytes, and the API beside it."""
     folder = tmp_path_factory.mktemp("streams")
     model = make_byte_llama(folder / "llama")
-    models_file = folder / "served.toml"
-    models_file.write_text(
-        f'[models.tiny]\npath = "{model}"\ndtype = "bfloat16"\nmax_num_seqs = 4\n'
-        "max_num_batched_tokens = 512\nkv_cache_bytes = 67108864\nthreads = 1\n",
-        encoding="utf-8",
-    )
-    environment = {"TILLER_LEASE_SECONDS": "30", "TILLER_HEARTBEAT_SECONDS": "0.5"}
-    settings = {"models_file": models_file}
-    with running_cluster(folder, settings=settings, environment=environment) as cluster:
-        cluster.start_worker("worker")
-        cluster.wait_ready(START_SECONDS)
-        with api_beside(cluster) as served:
-            yield served
+    with vllm_serving(model, dtype="bfloat16", heartbeat_seconds=0.5) as served:
+        yield served
 
 
 CASES = {

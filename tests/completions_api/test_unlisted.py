@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from tests.completions_api.served import BALANCE, Served, api_beside
+from tests.completions_api.served import BALANCE, START_SECONDS, Served, api_beside
 from tests.engine.tiny_model import make_tiny_llama
 from tests.faults.cluster import running_cluster
 from tiller.tensors import decode
@@ -15,7 +15,6 @@ pytestmark = pytest.mark.timeout(900)  # the worker's start on a busy machine co
 HIDDEN, LAYERS, VOCAB = 64, 4, 256
 PROMPT = [0, 17, 40, 93]
 VECTOR = [1.0, 2.0, 3.0, *[0.0] * (HIDDEN - 3)]
-START_SECONDS = 400.0
 FIELD = "apply_steering_vectors"
 
 
