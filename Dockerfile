@@ -5,7 +5,7 @@
 #
 # Nothing is installed when a container starts, and the root file system may be read-only: what is
 # written goes to /tmp, /var/lib/tiller and mounted volumes. Images run as user 10001 and hold no
-# pip; compilers only where the engine itself compiles (worker-cuda).
+# pip; compilers only where the engine itself compiles (the workers).
 # Where pip finds packages is the builder's matter, by its usual variables as build arguments:
 # worker-cpu needs the CPU build of torch, which the default index does not have.
 # Bytecode is written when images are built; some packages bring files of other Pythons that do not
@@ -66,8 +66,9 @@ ENTRYPOINT ["/opt/tiller/bin/python", "-m", "app"]
 CMD ["serve"]
 
 FROM base AS worker-cpu
+# Inductor compiles a model when it is first served: a C++ compiler and Python's headers stay here.
 RUN apt-get update \
-    && apt-get install --yes --no-install-recommends libnuma1 \
+    && apt-get install --yes --no-install-recommends g++ libnuma1 python3-dev \
     && rm -rf /var/lib/apt/lists/* /var/log/apt /var/log/dpkg.log
 COPY --from=build-worker-cpu /opt/tiller /opt/tiller
 COPY app /srv/tiller/app
@@ -76,7 +77,7 @@ RUN /opt/tiller/bin/python -m compileall -qq /srv/tiller
 USER 10001:10001
 ENV TILLER_SCRATCH_DIR=/var/lib/tiller/scratch \
     XDG_CACHE_HOME=/var/lib/tiller/cache \
-    VLLM_CACHE_ROOT=/var/lib/tiller/cache/vllm
+    TILLER_CACHE_DIR=/var/lib/tiller/cache
 HEALTHCHECK --interval=15s --timeout=10s --start-period=300s CMD ["/opt/tiller/bin/python", "-m", "app", "check", "worker"]
 ENTRYPOINT ["/opt/tiller/bin/python", "-m", "worker"]
 CMD ["--model", "smollm2-135m"]

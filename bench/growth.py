@@ -5,7 +5,7 @@ vectors in a batch of 256 requests (at all layers), of steered positions (each w
 own, at all layers), and of captured layers. All points of a sweep and plain vLLM take turns, in
 processes that stay alive; every row is checked as in bench/engine.py.
 
-Figures: growth.<mode>.<sweep>.<value>_vs_plain. The plot goes to build/growth.png.
+Figures: growth.<mode>.<sweep>.<value>_vs_plain. The plot goes to bench/results/growth.png.
 """
 
 import argparse
@@ -21,7 +21,7 @@ from bench.workload import ALL_LAYERS, MODEL, N_LAYERS, Load, Turn
 from worker.models.add import add_wheel_model
 from worker.models.settings import load_fetch_settings
 
-PLOT = Path("build/growth.png")
+PLOT = Path("bench/results/growth.png")
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,17 +121,19 @@ def plot(shares: Mapping[str, Mapping[int, float]], path: Path, subtitle: str) -
     from matplotlib import pyplot as plt
 
     size = (3.6 * len(shares), 3.2)
-    figure, panels = plt.subplots(1, len(shares), figsize=size, sharey=True, squeeze=False)
+    figure, panels = plt.subplots(
+        1, len(shares), figsize=size, sharey=True, squeeze=False, layout="constrained"
+    )
     for axes, (name, found) in zip(panels[0], shares.items(), strict=True):
         axes.plot(list(found), list(found.values()), marker="o")
         if name == "distinct":
             axes.set_xscale("log", base=4)
+            axes.set_xticks(list(found), labels=[str(value) for value in found])
         axes.axhline(1.0, color="grey", linewidth=0.8)
         axes.set_xlabel(SWEEPS[name].title)
         axes.set_ylim(bottom=0)
     figure.supylabel("tokens/s of plain vLLM")
     figure.suptitle(subtitle)
-    figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=150)
     plt.close(figure)
@@ -175,6 +177,8 @@ def main() -> None:
                 for value, share in shares[name].items():
                     figures[f"growth.{options.mode}.{name}.{value}_vs_plain"] = round(share, 3)
     plot(shares, options.plot, f"SmolLM2-135M, {options.mode}")
+    if options.plot == PLOT:
+        lines += ["", f"![the same as a plot]({PLOT.relative_to('bench')})"]
     print("\n".join(lines))
     if not options.dry_run:
         save("growth", "growth: what each further op and read costs", figures, lines)

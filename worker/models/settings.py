@@ -1,4 +1,4 @@
-"""Where fetched and converted weights are kept for every data folder of this user."""
+"""Where weights and compiled code are kept for every data folder of this user."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -8,13 +8,13 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
 class FetchSettings(BaseSettings):
-    """What `models add` needs to know."""
+    """What `models add` and the engine need to know."""
 
     model_config = SettingsConfigDict(env_prefix="TILLER_", frozen=True, extra="ignore")
 
     cache_dir: Annotated[Path, AfterValidator(Path.expanduser)] = Field(
         Path("~/.cache/tiller"),
-        description="Weights shared by all data folders of this user.",
+        description="Weights and compiled code, shared by all data folders of this user.",
         validate_default=True,
     )
 
