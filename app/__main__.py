@@ -157,6 +157,33 @@ def check(options: argparse.Namespace) -> int:
     return 0 if fault is None else 1
 
 
+def verify(options: argparse.Namespace) -> int:
+    """Compare the database with its own rules and every file with its row; change nothing."""
+    from app.kit.db import Database
+    from app.storage import StoreError, open_store
+    from app.verify import VerifySettings, broken_rules, wrong_files
+
+    settings = VerifySettings()
+    database = Database(settings.database_url, size_max=2)
+    faults, files = broken_rules(database), 0
+    for line in faults:
+        _say(line)
+    try:
+        store = open_store(settings.object_store)
+        for page in wrong_files(database, store, contents=options.contents):
+            files += len(page)
+            for line in filter(None, page):
+                faults.append(line)
+                _say(line)
+    except StoreError as error:
+        reason = str(error).split("\n", 1)[0]
+        faults.append(f"the object store cannot be read: {reason}")
+        _say(faults[-1])
+    database.close()
+    _say(f"{files} files looked at, {len(faults)} faults found")
+    return 1 if faults else 0
+
+
 def openapi(_options: argparse.Namespace) -> int:
     """Print the OpenAPI document."""
     from app.main import create_app
@@ -167,7 +194,7 @@ def openapi(_options: argparse.Namespace) -> int:
 
 COMMANDS = (
     *(serve, reconcile, up, migrate),
-    *(create_account, create_key, create_admin, check, openapi),
+    *(create_account, create_key, create_admin, check, verify, openapi),
 )
 
 
@@ -189,6 +216,10 @@ def _parser() -> argparse.ArgumentParser:
             sub.add_argument("--fd", type=int, help="serve on this open socket")
         elif command is check:
             sub.add_argument("part", choices=("api", "reconciler", "worker"))
+        elif command is verify:
+            sub.add_argument(
+                "--contents", action="store_true", help="read every file and compare its sha256"
+            )
         elif command is up:
             sub.add_argument("--data-dir", type=Path, default=Path("data"), help="default: ./data")
             sub.add_argument("--port", type=int, default=8400, help="0 takes a free one")

@@ -50,7 +50,7 @@ from app.results import endpoints as results_endpoints
 from app.results import openapi as results_openapi
 from app.results.captured import CapturedRows
 from app.settings import Settings
-from app.storage import open_store
+from app.storage import StoreError, open_store
 from app.vectors import endpoints as vectors_endpoints
 from app.vectors import openapi as vectors_openapi
 
@@ -105,6 +105,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(DatabaseUnavailableError, _answer_database_away)
     app.add_exception_handler(psycopg.OperationalError, _answer_database_away)
+    app.add_exception_handler(StoreError, _answer_store_away)
     return app
 
 
@@ -198,4 +199,10 @@ async def _answer_database_away(request: Request, error: Any) -> Response:
         if request.method in ("GET", "HEAD")
         else "What was asked for may have been done: look, or repeat it with its Idempotency-Key."
     )
+    return error_answer(request, UnavailableError(msg, retry_after=RETRY_AFTER_SECONDS))
+
+
+async def _answer_store_away(request: Request, error: Any) -> Response:
+    log.warning("object store away", extra={"error": repr(error), "path": request.url.path[:200]})
+    msg = "The object store, which keeps the files of Jobs, cannot be reached. Send it again."
     return error_answer(request, UnavailableError(msg, retry_after=RETRY_AFTER_SECONDS))

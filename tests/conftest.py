@@ -41,7 +41,7 @@ if "PYTEST_XDIST_WORKER" in os.environ:
 
 
 # Folders whose tests share what is slow to start.
-WHOLE_FOLDERS = ("tests/openapi_fuzz/", "tests/seed_contract/")
+WHOLE_FOLDERS = ("tests/browser/", "tests/openapi_fuzz/", "tests/seed_contract/")
 
 
 class ByFile(LoadScopeScheduling):

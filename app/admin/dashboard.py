@@ -27,6 +27,7 @@ from app.admin.same_origin import check_same_origin
 from app.errors import ApiError, InvalidRequestError, NotFoundError, UnavailableError
 from app.kit.db import DatabaseUnavailableError
 from app.kit.request_id import request_id_of
+from app.storage import StoreError
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +68,7 @@ def create_dashboard(state: State) -> ASGIApp:
     app.add_exception_handler(RequestValidationError, _answer_validation_error)
     app.add_exception_handler(DatabaseUnavailableError, _answer_database_away)
     app.add_exception_handler(psycopg.OperationalError, _answer_database_away)
+    app.add_exception_handler(StoreError, _answer_store_away)
     app.add_exception_handler(ClientDisconnect, _answer_nobody)
     app.add_exception_handler(Exception, _answer_unexpected)
     return _Outside(app)
@@ -172,6 +174,15 @@ async def _answer_database_away(request: Request, error: Any) -> Response:
         msg += (
             "What you asked for may have been done, or done in part: look before you send it again."
         )
+    return _error_page(request, UnavailableError(msg, retry_after=2))
+
+
+async def _answer_store_away(request: Request, error: Any) -> Response:
+    log.warning("object store away", extra={"error": repr(error), "path": request.url.path[:200]})
+    msg = (
+        "The object store, which keeps the files of Jobs, cannot be reached at the moment. "
+        "The file is not lost by this; try again."
+    )
     return _error_page(request, UnavailableError(msg, retry_after=2))
 
 

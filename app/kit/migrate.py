@@ -10,6 +10,7 @@ from pathlib import Path
 import sqlalchemy
 from alembic import command
 from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from app.kit.db import Conn
@@ -19,7 +20,11 @@ _LOCK_ID = 7_415_332  # any number, the same in every process
 
 
 def migrate(url: str) -> str:
-    """Upgrade the database at `url` (postgresql://…) to the newest revision; return its name."""
+    """Upgrade the database at `url` (postgresql://…) to the newest revision; return its name.
+
+    A schema that newer code made is left as it is: after an upgrade that is taken back, the old
+    code runs on it.
+    """
     config = _config()
     engine = sqlalchemy.create_engine(_sqlalchemy_url(url), poolclass=sqlalchemy.NullPool)
     try:
@@ -29,12 +34,17 @@ def migrate(url: str) -> str:
                 sqlalchemy.text("SELECT pg_advisory_lock(:lock)"), {"lock": _LOCK_ID}
             )
             connection.commit()
+            known, newest = _revisions()
+            found = MigrationContext.configure(connection).get_current_revision()
+            connection.commit()  # each migration has a transaction of its own
+            if found is not None and found not in known:
+                return found
             config.attributes["connection"] = connection
             command.upgrade(config, "head")
             connection.commit()
+            return newest
     finally:
         engine.dispose()
-    return newest_revision()
 
 
 def newest_revision() -> str:

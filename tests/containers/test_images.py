@@ -1,8 +1,10 @@
 """Dockerfile and compose.yaml: pinned, unprivileged, in exec form, as the code expects them."""
 
 import os
+import re
 import shutil
 import subprocess
+from pathlib import Path
 
 import pytest
 import yaml
@@ -14,20 +16,36 @@ from tests.rules.source_tree import ROOT
 
 STAGES = read_stages(ROOT / "Dockerfile")
 IMAGES = ("api", "worker-cpu", "worker-cuda", "models", "objects")
+# Where Debian puts Docker's plugin; it runs without docker, too.
+PLUGIN = Path("/usr/libexec/docker/cli-plugins/docker-compose")
 EXAMPLE = ROOT / "deploy" / "compose.env.example"
 RUNS_TO_ITS_END = {"migrate", "models"}
+ALWAYS = {"postgres", "redis", "objects", "migrate", "api", "reconciler"}
+PROFILES = {"cpu": "worker-cpu", "gpu": "worker-gpu", "models": "models"}
+SECRETS = (
+    *("POSTGRES_PASSWORD", "OBJECTS_ACCESS_KEY", "OBJECTS_SECRET_KEY"),
+    *("TILLER_KEY_PEPPER", "TILLER_METRICS_TOKEN"),
+)
 OURS = {"api", "reconciler", "worker-cpu", "worker-gpu", "objects", "redis", "migrate"}
 
 
-def compose() -> list[str] | None:
-    """The compose program of this machine: Docker's plugin, or the one that stands alone."""
-    for words in (["docker", "compose"], ["docker-compose"]):
-        if shutil.which(words[0]) is None:
-            continue
-        tried = subprocess.run([*words, "version"], capture_output=True, check=False)
-        if tried.returncode == 0:
-            return words
-    return None
+def compose() -> tuple[tuple[int, ...], list[str]] | None:
+    """The newest compose program of this machine, with its version; None where there is none."""
+    found = {
+        version: words
+        for words in (["docker-compose"], [str(PLUGIN)], ["docker", "compose"])
+        if (version := compose_version(words)) is not None
+    }
+    return max(found.items(), default=None)
+
+
+def compose_version(words: list[str]) -> tuple[int, ...] | None:
+    """The version of a compose program; None when it does not run."""
+    if shutil.which(words[0]) is None:
+        return None
+    said = subprocess.run([*words, "version"], capture_output=True, text=True, check=False)
+    number = re.search(r"\bv?([0-9]+)\.([0-9]+)", said.stdout) if said.returncode == 0 else None
+    return None if number is None else tuple(map(int, number.groups()))
 
 
 def services() -> dict[str, dict]:
@@ -59,13 +77,18 @@ def test_every_base_and_package_of_ours_is_pinned(image):
                 assert "--requirement /srv/lock/" in step.rest or "==" in step.rest
 
 
-@pytest.mark.parametrize("image", ["api", "worker-cpu", "objects"])
-def test_no_build_tool_is_installed_in_what_runs(image):
-    installed = " ".join(
-        step.rest for stage in lineage(STAGES, image) for step in stage.steps if step.word == "RUN"
-    )
-    for tool in ("gcc", "python3-pip", "python3-dev", "build-essential", " git"):
-        assert tool not in installed
+@pytest.mark.parametrize("image", ["api", "worker-cpu", "worker-cuda", "objects"])
+def test_no_build_tool_is_installed_in_what_runs_but_what_an_engine_compiles_with(image):
+    installed = {
+        word
+        for stage in lineage(STAGES, image)
+        for step in stage.steps
+        if step.word == "RUN"
+        for word in step.rest.split()
+    }
+    compilers = {"g++", "gcc", "libc6-dev", "python3-dev"}
+    assert not installed & {"python3-pip", "build-essential", "git", "make"}
+    assert bool(installed & compilers) == image.startswith("worker-")
 
 
 @pytest.mark.parametrize("image", [name for name in IMAGES if name != "models"])
@@ -117,6 +140,17 @@ def test_a_service_is_read_only_without_capabilities_and_checked(name):
         assert service["healthcheck"]["test"][0] == "CMD"
 
 
+def test_up_that_waits_knows_which_service_runs_to_its_end():
+    known = services()
+    for name in RUNS_TO_ITS_END - set(PROFILES):
+        conditions = {
+            needs[name]["condition"]
+            for service in known.values()
+            if name in (needs := service.get("depends_on", {}))
+        }
+        assert conditions == {"service_completed_successfully"}, "compose takes its end for a fault"
+
+
 def test_only_the_api_can_be_reached_from_outside():
     found = {name for name, service in services().items() if "ports" in service}
     assert found == {"api"}
@@ -145,17 +179,46 @@ def test_a_worker_may_take_longer_to_stop_than_its_drain():
         assert ["/var/lib/tiller/scratch"] in volumes, "scratch belongs to one container"
 
 
-@pytest.mark.parametrize("profile", ["cpu", "gpu"])
-def test_compose_itself_takes_every_profile(profile):
-    words = compose()
-    if words is None:
-        pytest.skip("neither docker compose nor docker-compose is installed")
-    said = subprocess.run(
-        [*words, "--env-file", str(EXAMPLE), "--profile", profile, "config"],
+def config(*options: str, env_file: Path = EXAMPLE) -> subprocess.CompletedProcess[str]:
+    """What compose makes of compose.yaml with the values of a file and nothing else."""
+    program = compose()
+    if program is None:
+        lack = "neither docker compose nor docker-compose is installed"
+        assert "CI" not in os.environ, lack
+        pytest.skip(lack)
+    return subprocess.run(
+        [*program[1], "--env-file", str(env_file), *options, "config"],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=60,
         env={"PATH": os.environ["PATH"], "HOME": "/nonexistent"},
     )  # fmt: skip
+
+
+@pytest.mark.parametrize("profiles", [[], ["cpu"], ["gpu"], ["cpu", "gpu"], ["models"]], ids=str)
+def test_compose_itself_takes_every_profile(profiles):
+    said = config(*(word for name in profiles for word in ("--profile", name)))
     assert said.returncode == 0, said.stderr
+    assert not said.stderr, "compose warns of nothing"
     resolved = yaml.safe_load(said.stdout)["services"]
-    assert f"worker-{profile}" in resolved
+    chosen = ALWAYS | {PROFILES[name] for name in profiles}
+    version, _ = compose()
+    # The first version shows the services of every profile.
+    assert set(resolved) == (chosen if version >= (2,) else ALWAYS | set(PROFILES.values()))
     assert "change-me-postgres" in resolved["api"]["environment"]["TILLER_DATABASE_URL"]
+    for name, service in resolved.items():
+        written = services()[name]
+        assert set(service.get("environment", {})) == set(written.get("environment", {})), (
+            "every anchor is merged"
+        )
+        assert service.get("read_only", False) == written.get("read_only", False)
+
+
+@pytest.mark.parametrize("name", SECRETS)
+def test_compose_refuses_to_start_with_a_secret_that_nobody_set(name, tmp_path):
+    lines = EXAMPLE.read_text(encoding="utf-8").splitlines()
+    kept = [line for line in lines if not line.startswith(f"{name}=")]
+    assert len(kept) == len(lines) - 1
+    (tmp_path / "env").write_text("\n".join(kept), encoding="utf-8")
+    said = config("--profile", "cpu", env_file=tmp_path / "env")
+    assert said.returncode != 0
+    assert name in said.stderr
+    assert "see deploy/compose.env.example" in said.stderr

@@ -4,7 +4,8 @@
 
 Postgres and Redis run outside. Inside, as user 10001 on a read-only root: the one-shot migration,
 API, reconciler and worker-cpu by their ENTRYPOINT and CMD, and every HEALTHCHECK. A Job of the
-tiny random model must end with every request succeeded.
+tiny random model must end with every request succeeded. `--mode compiled` lets the worker compile
+it with what its image holds.
 """
 
 import argparse
@@ -30,7 +31,7 @@ from tests.engine.tiny_model import make_tiny_llama
 
 USER_ID = "10001"
 WRITABLE = ("var/lib/tiller", "tmp")
-SECONDS = 180.0
+SECONDS = 420.0
 REQUESTS = 40
 ADDRESS = "127.0.53.1"  # of Postgres; another loopback address needs no free port
 
@@ -131,7 +132,7 @@ def servers(folder: Path) -> Iterator[dict[str, str]]:
         postgres.stop()
 
 
-def run(builder: Builder, folder: Path) -> None:
+def run(builder: Builder, folder: Path, mode: str) -> None:
     """Start everything, run a Job, ask every health check, stop everything."""
     for name in ("models", "objects"):
         (folder / name).mkdir()
@@ -139,6 +140,7 @@ def run(builder: Builder, folder: Path) -> None:
     (folder / "models" / "models.toml").write_text(
         '[models.tiny]\npath = "llama"\ndtype = "float32"\nmax_num_seqs = 16\n'
         "max_num_batched_tokens = 512\nkv_cache_bytes = 67108864\nthreads = 1\n"
+        f'mode = "{mode}"\n'
     )
     for path in (folder / "models", folder / "objects", *(folder / "models").rglob("*")):
         os.chown(path, int(USER_ID), int(USER_ID))
@@ -225,12 +227,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--mode", choices=["eager", "compiled"], default="eager")
     options = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="tiller-trial-"))
     folder.chmod(0o755)
     try:
         builder = Builder(options.base.resolve(), options.out.resolve(), [], keep=True)
-        run(builder, folder)
+        run(builder, folder, options.mode)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     return 0

@@ -10,6 +10,7 @@ is taken down at the end. Needs root, `ip` (iproute2) and `unshare` (util-linux)
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import subprocess
@@ -38,7 +39,12 @@ from tests.storage.gateway import Gateway
 
 POSTGRES_PORT, REDIS_PORT, GATEWAY_PORT, API_PORT = 5432, 6379, 9000, 8400
 # What a host's processes do not see of this machine is under an empty file system.
-ENTER = 'hostname "$0" && mount -t tmpfs tmpfs "$1" && mount -t tmpfs tmpfs "$2" && shift 2 && "$@"'
+ENTER = (
+    'hostname "$0" && mount -t tmpfs tmpfs "$1" && mount -t tmpfs tmpfs "$2" && shift 2'
+    ' && exec "$@"'  # a shell in between would be killed in its child's place
+)
+
+_numbers = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -64,10 +70,10 @@ class Network:
 
     def __init__(self) -> None:
         """Make the bridge."""
-        number = os.getpid() % 250 + 1
-        self.prefix = f"10.77.{number}"
+        self.prefix = _free_prefix()
         self.address = f"{self.prefix}.1"
-        self.bridge = f"tiller{os.getpid()}"[:15]
+        # At most 15 characters, with the end of a cable's name.
+        self.bridge = f"tlr{os.getpid()}n{next(_numbers)}"
         self.hosts: list[Host] = []
         ip("link", "add", self.bridge, "type", "bridge")
         ip("addr", "add", f"{self.address}/24", "dev", self.bridge)
@@ -76,7 +82,7 @@ class Network:
     def add_host(self, name: str) -> Host:
         """Make a host and connect it."""
         count = len(self.hosts) + 1
-        cable = f"v{count}t{os.getpid()}"[:15]
+        cable = f"{self.bridge}v{count}"
         host = Host(name, f"{self.bridge}-{name}", cable, f"{self.prefix}.{10 + count}")
         ip("netns", "add", host.namespace)
         self.hosts.append(host)
@@ -93,6 +99,15 @@ class Network:
         for host in self.hosts:
             ip("netns", "del", host.namespace)
         ip("link", "del", self.bridge)
+
+
+def _free_prefix() -> str:
+    """Choose a network that no bridge of this machine has, another process' ones included."""
+    said = subprocess.run(
+        ["ip", "-4", "-oneline", "addr"], check=True, capture_output=True, text=True
+    )
+    prefixes = (f"10.77.{(os.getpid() + count) % 250 + 1}" for count in range(250))
+    return next(prefix for prefix in prefixes if f" {prefix}." not in said.stdout)
 
 
 class Far(Cluster):

@@ -6,10 +6,11 @@ import pytest
 
 from app.kit.db import Database
 from tests.fixtures.api import api
+from tests.fixtures.away import store_away
 from tests.fixtures.builders import Builders
 from tests.results.workbench import Workbench
 
-__all__ = ["api", "bench"]
+__all__ = ["api", "bench", "store_away"]
 
 
 @pytest.fixture

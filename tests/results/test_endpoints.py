@@ -8,7 +8,7 @@ from fastapi import FastAPI
 
 from app.jobs.records import Job
 from app.kit.ids import new_uuid, public_id
-from app.storage import open_store
+from app.storage import ObjectStore, open_store
 from tests.fixtures.api import Api
 from tests.results.workbench import Workbench
 
@@ -160,3 +160,17 @@ def test_on_s3_a_file_is_a_link_that_expires_and_head_needs_none(
     head = api.client.head(where, follow_redirects=False)
     assert (head.status_code, head.headers["accept-ranges"]) == (200, "bytes")
     assert api.client.get(url(job, "files/x"), follow_redirects=False).status_code == 404
+
+
+def test_while_the_store_is_away_files_are_503_and_the_job_is_still_told(
+    api: Api, job: Job, store_away: ObjectStore
+) -> None:
+    path = api.client.get(url(job)).json()["files"][0]["path"]
+    api.client.app.state.store = store_away  # type: ignore[attr-defined]
+    for tail in (f"files/{path}", "files/manifest.json", "manifest"):
+        answer = api.client.get(url(job, tail))
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "2"), tail
+        error = answer.json()["error"]
+        assert (error["type"], error["code"]) == ("service_unavailable", "unavailable")
+        assert "object store" in error["message"]
+    assert api.client.get(f"/v1/jobs/{public_id('job', job.id)}").status_code == 200

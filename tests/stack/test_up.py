@@ -6,6 +6,7 @@ import pwd
 import shutil
 import signal
 import stat
+import subprocess
 import time
 
 import httpx
@@ -34,12 +35,14 @@ def test_the_stack_starts_serves_and_leaves_nothing(start_stack, data_dir):
         assert any(line.startswith(step) for line in printed.splitlines()), printed
 
 
-def test_a_second_start_finds_the_old_data_and_keys(start_stack, data_dir):
+def test_a_second_start_on_a_copy_of_the_folder_finds_the_old_data_and_keys(start_stack, data_dir):
     first = start_stack()
     before = first.wait_ready()
     usage = first.api("/usage").json()
     first.stop()
-    second = start_stack()
+    copy = data_dir.with_name("copy")
+    subprocess.run(["cp", "--archive", data_dir, copy], check=True)
+    second = start_stack(folder=copy)
     after = second.wait_ready()
     assert after["api_key"] == before["api_key"]
     assert after["admin_key"] == before["admin_key"]
