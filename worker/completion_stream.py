@@ -9,7 +9,7 @@ with it. Nothing here decides an end: rows in Postgres do.
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -27,6 +27,7 @@ SPARE_ENTRIES = 16
 NO_BROKER = Failure("broker_unavailable", "The answer could not be sent back. Send it again.")
 
 Failed = Callable[[], None]
+WritePieces = Callable[[Sequence[tuple[int, Piece]]], bytes]
 
 
 class InThread(Protocol):
@@ -40,10 +41,17 @@ class TokenStream:
     """The tokens of one Completion; `generated` counts them as the engine made them."""
 
     def __init__(
-        self, completion_id: UUID, entries_max: int, *, wake: Callable[[], None], failed: Failed
+        self,
+        completion_id: UUID,
+        entries_max: int,
+        *,
+        wake: Callable[[], None],
+        failed: Failed,
+        write: WritePieces,
     ) -> None:
         """Call `wake` when there is something to send, and `failed` once nothing can be sent."""
         self.completion_id = completion_id
+        self.write = write
         self.generated = 0
         self.failure: Failure | None = None
         self._entries_max = entries_max
@@ -94,7 +102,7 @@ class Parcel:
     def write(self) -> TokenEntry:
         """Write it as JSON. Raises ValueError for text that is no text."""
         return TokenEntry(
-            self.stream.completion_id, self.number, pieces_bytes(self.pieces), self.entries_max
+            self.stream.completion_id, self.number, self.stream.write(self.pieces), self.entries_max
         )
 
 
@@ -111,12 +119,21 @@ class TokenSender:
         self._wake = asyncio.Event()
         self._open: dict[UUID, TokenStream] = {}
 
-    def open(self, claimed: ClaimedCompletion, failed: Failed) -> TokenStream:
-        """Begin the stream of a Completion; `failed` is called when it cannot go on."""
+    def open(
+        self, claimed: ClaimedCompletion, failed: Failed, write: WritePieces = pieces_bytes
+    ) -> TokenStream:
+        """Begin the stream of a Completion; `failed` is called when it cannot go on.
+
+        `write` writes its pieces, in their order.
+        """
         samplings = [spec.sampling for spec in claimed.specs]
         tokens_max = sum(sampling.n * sampling.max_tokens for sampling in samplings)
         stream = TokenStream(
-            claimed.id, tokens_max + SPARE_ENTRIES, wake=self._wake.set, failed=failed
+            claimed.id,
+            tokens_max + SPARE_ENTRIES,
+            wake=self._wake.set,
+            failed=failed,
+            write=write,
         )
         self._open[claimed.id] = stream
         return stream

@@ -36,7 +36,7 @@ from app.completions.records import (
 from app.completions.salt import salt_for
 from app.completions.spec import RequestSpec
 from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
-from worker.completion_answer import answer_bytes, stream_end_bytes
+from worker.completion_answer import answer_bytes, pieces_bytes, stream_end_bytes
 from worker.completion_stream import NO_BROKER, TokenSender, TokenStream
 from worker.engine.protocol import Engine, EngineDeadError, EngineRequestError, Piece
 from worker.failpoints import failpoint
@@ -211,7 +211,8 @@ class CompletionListener:
             claimed = admitted
         if not claimed.stream:
             return await self._run_with(claimed, None)
-        stream = self._tokens.open(claimed, lambda: self._abort({claimed.id}))
+        write = claimed.chunks if isinstance(claimed, AdmittedCompletion) else pieces_bytes
+        stream = self._tokens.open(claimed, lambda: self._abort({claimed.id}), write)
         try:
             return await self._run_with(claimed, stream)
         finally:
@@ -410,5 +411,5 @@ class CompletionListener:
 def _written(claimed: ClaimedCompletion, outcomes: list[Succeeded]) -> bytes:
     """Write the answer; of a stream, what follows its tokens."""
     if isinstance(claimed, AdmittedCompletion):
-        return claimed.answer(outcomes)
+        return claimed.stream_end(outcomes) if claimed.stream else claimed.answer(outcomes)
     return stream_end_bytes(outcomes) if claimed.stream else answer_bytes(outcomes)

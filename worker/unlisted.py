@@ -1,8 +1,8 @@
 """Checks Completions that the API could not check: those of a model that it does not know.
 
 The rules are the API's own, with this worker's model and tokenizer. What passes gets its real
-number of prompt tokens into its row, so that the charge is what ran; the answer is written here,
-too, because the API could not turn its tokens into text.
+number of prompt tokens into its row, so that the charge is what ran; the answer, or the chunks of
+a stream, are written here, too, because the API could not turn its tokens into text.
 """
 
 from collections.abc import Sequence
@@ -17,13 +17,15 @@ from app.completions.answer import completion_object
 from app.completions.intake import PreparedCompletion, load_vectors, prepare_completion
 from app.completions.records import ClaimedCompletion, Failure, note_prompt
 from app.completions.references import named_vectors, wanted_rows
+from app.completions.stream_chunks import ChunkWriter
 from app.errors import InvalidRequestError
 from app.kit.db import Conn, Database
 from app.results.captured import CapturedRows
 from app.settings import Limits
 from app.steering.vectors import store_vectors
 from app.storage import ObjectStore
-from worker.completion_answer import answer_bytes
+from worker.completion_answer import answer_bytes, pieces_bytes, stream_end_bytes
+from worker.engine.protocol import Piece
 from worker.outcomes import Succeeded
 
 
@@ -33,6 +35,7 @@ class AdmittedCompletion(ClaimedCompletion):
 
     prepared: PreparedCompletion | None = None
     tokenizer: Tokenizer | None = None
+    writer: ChunkWriter | None = None
 
     def answer(self, outcomes: Sequence[Succeeded]) -> bytes:
         """Write the whole answer. Raises ValueError for text that is no text."""
@@ -40,6 +43,24 @@ class AdmittedCompletion(ClaimedCompletion):
         assert self.tokenizer is not None
         given = orjson.loads(answer_bytes(outcomes))
         return orjson.dumps(completion_object(self.prepared, given, self.tokenizer))
+
+    def chunks(self, pieces: Sequence[tuple[int, Piece]]) -> bytes:
+        """Write the next pieces of the stream as one, with its chunks; call it in their order.
+
+        Raises ValueError for text that is no text.
+        """
+        assert self.writer is not None
+        written = self.writer.write(orjson.loads(pieces_bytes(pieces)))
+        token_ids = [token for _, piece in pieces for token in piece.token_ids]
+        return orjson.dumps([{"token_ids": token_ids, "chunks": written}])
+
+    def stream_end(self, outcomes: Sequence[Succeeded]) -> bytes:
+        """Write what follows the chunks: how many tokens they were, and the last chunk."""
+        assert self.writer is not None
+        ends = orjson.loads(stream_end_bytes(outcomes))
+        last = self.writer.last(ends)
+        tokens = [{"completion_tokens": end["completion_tokens"]} for end in ends]
+        return orjson.dumps([{**tokens[0], "last": last}, *tokens[1:]])
 
 
 class Gate:
@@ -60,7 +81,8 @@ class Gate:
         """Check what was passed on, store the vectors that it brings; blocking."""
         assert claimed.body is not None
         try:
-            prepared = replace(self._prepare(claimed, claimed.body), id=claimed.id)
+            tokenizer = self._load_tokenizer()
+            prepared = replace(self._prepare(claimed, claimed.body, tokenizer), id=claimed.id)
         except InvalidRequestError as error:
             return Failure(error.code, error.message, error.param)
         prompt_tokens = sum(spec.prompt_tokens for spec in prepared.specs)
@@ -74,13 +96,20 @@ class Gate:
             claimed.id,
             claimed.account_id,
             prepared.specs,
+            claimed.stream,
             prepared=prepared,
-            tokenizer=self._tokenizer,
+            tokenizer=tokenizer,
+            writer=ChunkWriter(prepared, tokenizer) if claimed.stream else None,
         )
 
-    def _prepare(self, claimed: ClaimedCompletion, body: dict[str, Any]) -> PreparedCompletion:
+    def _load_tokenizer(self) -> Tokenizer:
         if self._tokenizer is None:
             self._tokenizer = Tokenizer(self._model.tokenizer_path)
+        return self._tokenizer
+
+    def _prepare(
+        self, claimed: ClaimedCompletion, body: dict[str, Any], tokenizer: Tokenizer
+    ) -> PreparedCompletion:
         account_id, names = claimed.account_id, named_vectors([body])
         stored = self._database.run(
             lambda conn: load_vectors(conn, account_id, names, self._limits)
@@ -88,7 +117,7 @@ class Gate:
         return prepare_completion(
             body,
             self._model,
-            self._tokenizer,
+            tokenizer,
             self._limits,
             stored=stored,
             captured=self._captured.read(account_id, wanted_rows([body])),

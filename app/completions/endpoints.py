@@ -1,7 +1,8 @@
 """Routes of single Completions. Chat is not offered: its route says so and what to do instead."""
 
 from contextlib import ExitStack
-from typing import Annotated, NoReturn
+from functools import partial
+from typing import Annotated, Any, NoReturn
 
 from fastapi import APIRouter, Depends, Request, Response
 from fastapi.concurrency import run_in_threadpool
@@ -9,6 +10,7 @@ from fastapi.concurrency import run_in_threadpool
 from app.accounts.access import Caller, CallerDep, require
 from app.accounts.places import Places
 from app.accounts.rate import COMPLETIONS_RATE
+from app.catalog import Catalog
 from app.catalog.deps import CatalogDep, NormsDep
 from app.completions.answer import completion_object
 from app.completions.intake import (
@@ -19,7 +21,8 @@ from app.completions.intake import (
 )
 from app.completions.openapi import CREATE_COMPLETION
 from app.completions.references import ReadCaptured, named_vectors, wanted_rows
-from app.completions.stream_answer import stream_answer
+from app.completions.stream_answer import Writer, stream_answer
+from app.completions.stream_chunks import ChunkWriter, WrittenChunks
 from app.completions.unlisted import UnlistedCompletion, is_announced, prepare_unlisted
 from app.completions.waiting import ClientLeftError, Desk
 from app.errors import InvalidRequestError
@@ -79,16 +82,13 @@ async def create_completion(
         body = await body_of(request)
         try:
             prepared = await run_in_threadpool(take_in, body)
-            if isinstance(prepared, UnlistedCompletion):
-                written = await desk.outcomes(request, prepared)
-                return await run_in_threadpool(json_answer, written)
-            tokenizer = catalog.tokenizer(prepared.model.name)
             if prepared.stream:
+                make_writer = partial(_chunk_writer, prepared, catalog)
                 # The place is kept until the last byte is out, or the client has left.
                 kept = place.pop_all()
                 try:
                     return await stream_answer(
-                        request, desk, prepared, tokenizer, on_close=kept.close
+                        request, desk, prepared, make_writer, on_close=kept.close
                     )
                 except BaseException:
                     kept.close()
@@ -96,9 +96,22 @@ async def create_completion(
             outcomes = await desk.outcomes(request, prepared)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
-    return await run_in_threadpool(
-        lambda: json_answer(completion_object(prepared, outcomes, tokenizer))
-    )
+    return await run_in_threadpool(lambda: json_answer(_written(prepared, outcomes, catalog)))
+
+
+def _chunk_writer(prepared: PreparedCompletion | UnlistedCompletion, catalog: Catalog) -> Writer:
+    if isinstance(prepared, UnlistedCompletion):
+        return WrittenChunks()
+    return ChunkWriter(prepared, catalog.tokenizer(prepared.model.name))
+
+
+def _written(
+    prepared: PreparedCompletion | UnlistedCompletion, outcomes: Any, catalog: Catalog
+) -> dict[str, Any]:
+    """Write the answer; that of an unlisted model was written by its worker."""
+    if isinstance(prepared, UnlistedCompletion):
+        return dict(outcomes)
+    return completion_object(prepared, outcomes, catalog.tokenizer(prepared.model.name))
 
 
 @router.post(

@@ -78,7 +78,7 @@ def prepare_completion(
     validator = Validator(model, tokenizer, limits, stored=stored, captured=captured, is_job=False)
     (outcome,) = validator.check([body])
     _raise_first(outcome)
-    stream, include_usage = _stream_fields(body)
+    stream, include_usage = stream_fields(body)
     outcomes: list[RequestSpec | list[Problem]]
     if isinstance(outcome, RequestSpec):
         outcomes = [outcome]
@@ -157,8 +157,11 @@ def _with_echo(spec: RequestSpec) -> RequestSpec:
     return replace(spec, sampling=replace(sampling, prompt_logprobs=wanted))
 
 
-def _stream_fields(body: Mapping[str, Any]) -> tuple[bool, bool]:
-    """Read `stream` and `stream_options`: whether to stream, and whether to add usage."""
+def stream_fields(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Read `stream` and `stream_options`: whether to stream, and whether to add usage.
+
+    Raises InvalidRequestError.
+    """
     stream, options = body.get("stream"), body.get("stream_options")
     if stream is not None and not isinstance(stream, bool):
         msg = f"stream must be true or false, not {shown(stream)}."

@@ -34,10 +34,9 @@ def read_prompts(
         items = value
     else:
         items = [value]
-    most = max(limits.choices, limits.tokenize_prompts)
-    if len(items) > most:
-        message = f"{len(items)} prompts were sent; at most {most} are allowed in one request."
-        problems.append(Problem("prompt", message))
+    too_many = more_prompts_than_any_route_takes(len(items), limits)
+    if too_many is not None:
+        problems.append(too_many)
         return ()
     prompts: list[Prompt] = []
     for item in items:
@@ -46,6 +45,15 @@ def read_prompts(
             return ()  # the first bad one is told; a body could hold millions
         prompts.append(prompt)
     return tuple(prompts)
+
+
+def more_prompts_than_any_route_takes(count: int, limits: Limits) -> Problem | None:
+    """Say so before the prompts are looked at one by one: a body could hold millions."""
+    most = max(limits.choices, limits.tokenize_prompts)
+    if count <= most:
+        return None
+    message = f"{count} prompts were sent; at most {most} are allowed in one request."
+    return Problem("prompt", message)
 
 
 def _read_prompt(

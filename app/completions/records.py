@@ -113,7 +113,7 @@ def store_unlisted(
 ) -> None:
     """Store a Completion that its worker will check, and hold its upper bound; as above."""
     # As one text: Postgres would rewrite millions of numbers one by one.
-    spec = {"stream": False, "body": orjson.dumps(unlisted.body).decode()}
+    spec = {"stream": unlisted.stream, "body": orjson.dumps(unlisted.body).decode()}
     _store(
         conn,
         account_id,

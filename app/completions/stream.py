@@ -20,6 +20,7 @@ from app.completions.intake import PreparedCompletion
 from app.completions.line import BROKER_ERRORS
 from app.completions.records import fail_completion, withdraw_completion
 from app.completions.states import CompletionState
+from app.completions.unlisted import UnlistedCompletion
 from app.completions.waiting import (
     BELL_SECONDS,
     DATABASE_AWAY,
@@ -44,7 +45,7 @@ Piece: TypeAlias = dict[str, Any]
 class TokenFeed:
     """Gives the pieces of a Completion that was submitted; `close` it in any case."""
 
-    def __init__(self, desk: Desk, prepared: PreparedCompletion) -> None:
+    def __init__(self, desk: Desk, prepared: PreparedCompletion | UnlistedCompletion) -> None:
         """Begin to be its reader; call it on the event loop."""
         self._desk = desk
         self._id: UUID = prepared.id

@@ -9,22 +9,24 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import orjson
 from fastapi import Request, Response
 from fastapi.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
-from app.catalog import Tokenizer
 from app.completions.intake import PreparedCompletion
 from app.completions.stream import Piece, TokenFeed
-from app.completions.stream_chunks import ChunkWriter
+from app.completions.stream_chunks import ChunkWriter, WrittenChunks
+from app.completions.unlisted import UnlistedCompletion
 from app.completions.waiting import ClientLeftError, Desk
 from app.errors import ApiError
 from app.kit.request_id import request_id_of
 
 log = logging.getLogger(__name__)
+
+Writer: TypeAlias = ChunkWriter | WrittenChunks
 
 MEDIA_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
@@ -36,8 +38,8 @@ CLIENT_SECONDS = 60.0  # that a client may take nothing of what is there for it
 async def stream_answer(
     request: Request,
     desk: Desk,
-    prepared: PreparedCompletion,
-    tokenizer: Tokenizer,
+    prepared: PreparedCompletion | UnlistedCompletion,
+    make_writer: Callable[[], Writer],
     *,
     on_close: Callable[[], None],
 ) -> Response:
@@ -49,7 +51,7 @@ async def stream_answer(
     feed = TokenFeed(desk, prepared)
     try:
         first = await feed.first(request)
-        return CompletionStream(feed, ChunkWriter(prepared, tokenizer), first, on_close)
+        return CompletionStream(feed, make_writer(), first, on_close)
     except ClientLeftError:
         await feed.close()
         raise
@@ -70,7 +72,7 @@ class CompletionStream(Response):
     def __init__(
         self,
         feed: TokenFeed,
-        writer: ChunkWriter,
+        writer: Writer,
         first: Sequence[Piece],
         on_close: Callable[[], None],
     ) -> None:

@@ -2,7 +2,8 @@
 
 Everything of the plain answer is in the chunks once: texts, token ids and logprobs joined are the
 plain answer's; the prompt's part comes with a choice's first chunk, warnings with the first of
-all, usage and what was captured in one last chunk without choices.
+all, usage and what was captured in one last chunk without choices. Of a model that only a worker
+knows, the worker writes them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -95,3 +96,16 @@ class ChunkWriter:
             and piece["token_logprobs"] is None
             and not self._prepared.return_token_ids
         )
+
+
+class WrittenChunks:
+    """Gives on the chunks that a worker wrote; `write` and `last` as of ChunkWriter."""
+
+    def write(self, pieces: Sequence[Piece]) -> list[dict[str, Any]]:
+        """Give the chunks of some pieces, which may be none."""
+        return [chunk for piece in pieces for chunk in piece["chunks"]]
+
+    def last(self, ends: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+        """Give the chunk after all others; None when there is nothing to say in it."""
+        last: dict[str, Any] | None = ends[0]["last"]
+        return last

@@ -71,7 +71,7 @@ def measure_numbers(activations: object) -> Measured:
     if not activations or not all(activations):
         msg = "has no row" if not activations else "has an empty row"
         raise RefusedError(msg)
-    kinds = {kind for row in activations for kind in map(type, row)}
+    kinds = set(map(type, chain.from_iterable(activations)))
     if kinds <= {int, float}:
         lengths = {len(row) for row in activations}
         if len(lengths) > 1:
@@ -85,11 +85,11 @@ def measure_numbers(activations: object) -> Measured:
     if len(counts) > 1:
         msg = f"has rows of different lengths ({_some(counts)} vectors)"
         raise RefusedError(msg)
-    widths = {len(vector) for row in activations for vector in row}
+    widths = set(map(len, chain.from_iterable(activations)))
     if len(widths) > 1:
         msg = f"has vectors of different lengths ({_some(widths)} numbers)"
         raise RefusedError(msg)
-    inner = {kind for row in activations for vector in row for kind in map(type, vector)}
+    inner = set(map(type, chain.from_iterable(chain.from_iterable(activations))))
     if not inner or not inner <= {int, float}:
         msg = "must hold numbers only, at most one list of vectors deep"
         raise RefusedError(msg)

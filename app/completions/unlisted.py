@@ -2,7 +2,8 @@
 
 The API knows neither layers nor tokenizer of such a model: it holds an upper bound and passes the
 body on. The worker checks it by the same rules with its own model, and its refusal is passed on,
-with the Hold released; what is charged is what its engine counted.
+with the Hold released; what is charged is what its engine counted. The worker writes the answer,
+too, and the chunks of a stream.
 """
 
 from collections.abc import Mapping
@@ -10,9 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
-from app.completions.intake import refuse_too_many
+from app.completions.intake import refuse_too_many, stream_fields
 from app.completions.problems import is_int, shown
-from app.completions.prompts import FORMS
+from app.completions.prompts import FORMS, more_prompts_than_any_route_takes
 from app.completions.validate import MAX_TOKENS_DEFAULT
 from app.errors import InvalidRequestError
 from app.kit.db import Conn
@@ -35,6 +36,7 @@ class UnlistedCompletion:
     body: Mapping[str, Any]
     prompt_tokens: int
     tokens_held: int
+    stream: bool = False
     id: UUID = field(default_factory=new_uuid)
 
 
@@ -70,15 +72,18 @@ def not_listed(model: str) -> InvalidRequestError:
 
 def prepare_unlisted(body: Mapping[str, Any], model: str, limits: Limits) -> UnlistedCompletion:
     """Count what a body may cost at most. Raises InvalidRequestError where that cannot be told."""
-    if body.get("stream") is True:
-        msg = f"{model} is not listed, and its Completions are not streamed. Leave stream out."
-        raise InvalidRequestError(msg, param="stream", code="stream_not_offered")
-    bounds = [_bound(prompt, limits) for prompt in _prompts(body.get("prompt"))]
+    stream, _ = stream_fields(body)
+    prompts = _prompts(body.get("prompt"))
+    too_many = more_prompts_than_any_route_takes(len(prompts), limits)
+    if too_many is not None:
+        raise InvalidRequestError(too_many.message, param=too_many.param)
+    bounds = [_bound(prompt, limits) for prompt in prompts]
     max_tokens = _whole(body, "max_tokens", MAX_TOKENS_DEFAULT, TOKENS_MAX)
     n = _whole(body, "n", 1, limits.choices)
     refuse_too_many(len(bounds), n, limits)
     tokens = sum(bounds)
-    return UnlistedCompletion(model, body, tokens, tokens + len(bounds) * n * max_tokens)
+    held = tokens + len(bounds) * n * max_tokens
+    return UnlistedCompletion(model, body, tokens, held, stream)
 
 
 def _prompts(sent: Any) -> list[Any]:

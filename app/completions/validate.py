@@ -18,7 +18,7 @@ from app.completions.captures import STREAM_PARAM as STREAM
 from app.completions.interventions import PARAM as INTERVENTIONS
 from app.completions.interventions import InterventionRules
 from app.completions.plans import CapturePlan, OpPlan, Prompted
-from app.completions.problems import Problem, RefusedError, shown, unknown_fields
+from app.completions.problems import Problem, RefusedError, is_int, shown, unknown_fields
 from app.completions.prompts import Prompt, read_prompts
 from app.completions.rows_of import RowsOf
 from app.completions.sampling import SamplingRules
@@ -111,7 +111,7 @@ class Validator:
         self._check_others(body, problems)
         stream = self._captures.read_stream(body, problems)
         captures = self._captures.read(body, problems)
-        steering, interventions = self._check_writes(body, sampling, prompts, problems)
+        steering, interventions = self._check_writes(body, prompts, problems)
         prompt = prompts[0] if len(prompts) == 1 else None
         return Draft(
             problems, prompt, add_special, sampling, stream, captures, steering, interventions
@@ -139,7 +139,6 @@ class Validator:
     def _check_writes(
         self,
         body: Mapping[str, Any],
-        sampling: dict[str, Any],
         prompts: tuple[Prompt, ...],
         problems: list[Problem],
     ) -> tuple[Steering | None, OpPlan | None]:
@@ -149,7 +148,11 @@ class Validator:
         is the very first of them.
         """
         vectors, ops = body.get(STEERING), body.get(INTERVENTIONS)
-        alone = _refuse_several(body, sampling, prompts, is_job=self._is_job)
+        present = next((name for name in READS_AND_WRITES if _is_sent(body.get(name))), None)
+        if present is not None:
+            # The rule about n beside a read or a write says all that is wrong with n.
+            problems[:] = [problem for problem in problems if problem.param != "n"]
+        alone = _refuse_several(body, prompts, present, is_job=self._is_job)
         if alone and [] not in (vectors, ops):
             problems += alone
             return None, None
@@ -283,18 +286,25 @@ class Validator:
         problems.append(Problem(param, message))
 
 
+def _is_sent(value: Any) -> bool:
+    return value is not None and value is not False
+
+
 def _refuse_several(
     body: Mapping[str, Any],
-    sampling: dict[str, Any],
     prompts: tuple[Prompt, ...],
+    present: str | None,
     *,
     is_job: bool,
 ) -> list[Problem]:
-    """Refuse n and several prompts beside reads and writes, and several prompts in a Job."""
-    present = next((name for name in READS_AND_WRITES if body.get(name) not in (None, False)), None)
+    """Refuse n and several prompts beside reads and writes, and several prompts in a Job.
+
+    `present` is the first read or write that was sent.
+    """
     problems: list[Problem] = []
-    if present is not None and sampling.get("n", 1) != 1:
-        message = f"n is {sampling['n']}; a request with {present} makes one choice. Send n: 1."
+    n = body.get("n")
+    if present is not None and n is not None and not (is_int(n) and n == 1):
+        message = f"n is {shown(n)}; a request with {present} makes one choice. Send n: 1."
         problems.append(Problem(present, message))
     if len(prompts) > 1 and (is_job or present is not None):
         what = f"A request with {present}" if present is not None else "A request of a Job"

@@ -114,7 +114,7 @@ class Desk:
             store_unlisted(conn, account_id, unlisted, seconds=seconds)
 
         self.database.run(store)
-        self._put_in_line(unlisted.model, unlisted.id, stream=False)
+        self._put_in_line(unlisted.model, unlisted.id, stream=unlisted.stream)
 
     def _put_in_line(self, model: str, completion_id: UUID, *, stream: bool) -> None:
         try:

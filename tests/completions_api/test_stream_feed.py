@@ -27,6 +27,7 @@ from app.completions.records import (
 )
 from app.completions.stream import BIG_BYTES, TokenFeed
 from app.completions.stream_answer import stream_answer
+from app.completions.stream_chunks import ChunkWriter
 from app.completions.waiting import ClientLeftError, Desk, Lookout, error_of
 from app.errors import ApiError
 from app.kit.db import Database, DatabaseUnavailableError
@@ -260,7 +261,9 @@ def answered(stage, prepared, database=None):
         desk = stage.desk(database)
         request = staying_request()
         try:
-            answer = await stream_answer(request, desk, prepared, None, on_close=lambda: None)
+            answer = await stream_answer(
+                request, desk, prepared, lambda: ChunkWriter(prepared, None), on_close=lambda: None
+            )
             scope = {"type": "http", "state": {"request_id": "req_1"}}
             await answer(scope, request.receive, send)
         finally:

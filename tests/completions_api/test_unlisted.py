@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from tests.completions_api.served import BALANCE, START_SECONDS, Served, api_beside
+from tests.completions_api.streams import Stream, opened, streamed
 from tests.engine.tiny_model import make_tiny_llama
 from tests.faults.cluster import running_cluster
+from tests.fixtures.documented import Described
 from tiller.tensors import decode
 
 pytestmark = pytest.mark.timeout(900)  # the worker's start on a busy machine counts
@@ -117,6 +119,67 @@ def test_it_steers_reads_and_echoes_as_a_listed_model_does(real, spent):
     spent += used
 
 
+STREAMED = {
+    "plain": {"max_tokens": 6, "ignore_eos": True},
+    "several choices": {
+        "prompt": ["w17 w40", "w93"],
+        "n": 2,
+        "temperature": 1,
+        "seed": 3,
+        "return_token_ids": True,
+        "ignore_eos": True,
+    },
+    "logprobs and echo": {
+        "prompt": PROMPT,
+        "logprobs": 2,
+        "prompt_logprobs": 1,
+        "echo": True,
+        "return_token_ids": True,
+    },
+    "steered and read": {
+        "output_residual_stream": [0, 1],
+        "captures": [{"name": "ends", "layers": [2], "at": {"phase": "last"}}],
+        FIELD: [{"activations": [VECTOR], "layer_indices": [1], "scale": 2}],
+        "ignore_eos": True,
+    },
+}
+
+
+@pytest.mark.parametrize("kind", STREAMED)
+def test_its_stream_says_what_its_plain_answer_says(real, spent, kind):
+    fields = {"prompt": PROMPT, "temperature": 0, "max_tokens": 4, **STREAMED[kind]}
+    plain = complete(real, **fields)
+    stream = streamed(
+        real, described=Described(real.app), stream_options={"include_usage": True}, **fields
+    )
+    assert stream.is_done, stream
+    assert len({chunk["id"] for chunk in stream.chunks}) == 1
+    left_out = ("id", "object", "created")
+    assert stream.joined() == {k: v for k, v in plain.items() if k not in left_out}
+    assert len(stream.choices()) > 1, "it came in pieces"
+    spent += [plain["usage"]["total_tokens"]] * 2
+
+
+def test_its_stream_is_refused_by_the_worker_before_it_begins(real, spent):
+    stream = streamed(real, output_residual_stream=[LAYERS])
+    assert stream.status == 400, stream.body
+    assert stream.error is not None
+    error = stream.error["error"]
+    assert (error["param"], error["code"]) == ("output_residual_stream", "invalid_request")
+    assert spent == []
+
+
+def test_a_client_that_leaves_its_stream_pays_for_what_ran(real):
+    before, most = real.balance()[0], 8 * 500
+    fields = {"prompt": PROMPT, "n": 8, "max_tokens": 500, "ignore_eos": True}
+    with opened(real, Stream(), **fields) as answer:
+        next(answer.iter_lines())
+    real.wait_state("cancelled", seconds=10)
+    balance, held = real.balance()
+    assert held == 0
+    assert len(PROMPT) < before - balance < len(PROMPT) + most
+
+
 REFUSED = {
     "a layer too many": (
         {FIELD: [{"activations": [VECTOR], "layer_indices": [LAYERS]}]},
@@ -166,11 +229,13 @@ def test_what_the_worker_refuses_is_passed_on_and_nothing_is_charged(real, spent
         ({"prompt": None}, "prompt"),
         ({"prompt": 7}, "prompt"),
         ({"prompt": ["a", 7]}, "prompt"),
+        ({"prompt": [[]] * 257}, "prompt"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"max_tokens": 2**40}, "max_tokens"),
         ({"n": "2"}, "n"),
         ({"n": 100, "prompt": ["a", "b"]}, "prompt"),
-        ({"stream": True}, "stream"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
 def test_what_no_bound_can_be_told_of_is_refused_before_a_hold(real, spent, fields, param):

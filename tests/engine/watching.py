@@ -20,14 +20,19 @@ from worker.steering.core import SteeringCore
 class Watched:
     """What happened while watching: steps, chunks and blocks by engine request id, cached tokens.
 
-    `cached` is in the order of arrival of the answers.
+    `cached` is in the order of arrival of the answers, `preempted` in that of the preemptions.
     """
 
-    preemptions: int = 0
+    preempted: list[str] = field(default_factory=list)
     steps_without_tokens: int = 0
     chunks: Counter[str] = field(default_factory=Counter)
     blocks: set[int] = field(default_factory=set)
     cached: list[int] = field(default_factory=list)
+
+    @property
+    def preemptions(self) -> int:
+        """How often a request was preempted."""
+        return len(self.preempted)
 
 
 @contextlib.contextmanager
@@ -39,7 +44,7 @@ def watched(engine: VllmEngine) -> Iterator[Watched]:
 
     def watching_schedule(*args: Any, **kwargs: Any) -> Any:
         output = schedule(*args, **kwargs)
-        seen.preemptions += len(output.preempted_req_ids or ())
+        seen.preempted += sorted(output.preempted_req_ids or ())
         seen.steps_without_tokens += output.total_num_scheduled_tokens == 0
         seen.chunks.update(key for key, rows in output.num_scheduled_tokens.items() if rows > 1)
         for new in output.scheduled_new_reqs:

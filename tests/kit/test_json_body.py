@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import InvalidRequestError
-from app.kit.json_body import read_object
+from app.kit.json_body import LARGE, read_object
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 VALUES = st.recursive(
@@ -40,6 +40,26 @@ def test_a_key_that_comes_twice_is_always_refused(key: str, first: object, secon
 def test_colons_in_text_are_no_keys() -> None:
     body = rb'{"a:b": "x:y::z", "c": ["\u003a", "\u003A:"], "d": "\\u003a"}'
     assert read_object(body, depth_max=3)["c"] == [":", "::"]
+
+
+def depth_of(value: object) -> int:
+    if isinstance(value, dict):
+        return 1 + max(map(depth_of, value.values()), default=0)
+    return 1 + max(map(depth_of, value), default=0) if isinstance(value, list) else 0
+
+
+@given(
+    value=st.dictionaries(TEXT, VALUES),
+    beside=st.sampled_from([0, 1, LARGE - 1, LARGE, LARGE + 1, 3 * LARGE]),
+)
+def test_depth_is_that_of_the_deepest_value_however_many_stand_beside_it(
+    value: dict[str, object], beside: int
+) -> None:
+    body = {"a": [*[0] * beside, value], "b": {str(i): i for i in range(beside)} | {"c": [value]}}
+    depth, sent = depth_of(body), json.dumps(body).encode()
+    assert read_object(sent, depth_max=depth) == body
+    with pytest.raises(InvalidRequestError, match=f"deeper than {depth - 1} levels"):
+        read_object(sent, depth_max=depth - 1)
 
 
 def test_depth_is_counted_to_the_level() -> None:

@@ -2,7 +2,7 @@
 
 The document is the same for all servers, so what a model allows is not in it, and bodies drawn
 from it alone are nearly all refused. Here a body is one of some that mostly run (plain, steered,
-reading) or any that the document allows.
+reading; about every second Completion as a stream) or any that the document allows.
 """
 
 import copy
@@ -68,13 +68,21 @@ def narrowed(document: Schema, *, job_id: str, path: str, vector_id: str) -> Sch
     there = {"job_id": job_id, "path": path, "index": "0", "vector_id": vector_id, "name": MODEL}
     for methods in paths.values():
         _name_what_is_there(methods, there)
+        _leave_keys_out(methods)
     vector: Schema = {"anyOf": [_row(), {"const": vector_id}, ENCODED]}
     forms = _forms(vector, vector_id, job_id)
     _widen(schemas["RequestBody"], forms)
     model = {"model": {"const": MODEL}}
     completion = paths["/v1/completions"]["post"]["requestBody"]["content"]["application/json"]
-    alone = {**model, "stream": {"type": "boolean"}}
-    _widen(completion["schema"], [{**form, **alone} for form in forms], "model", "prompt")
+    alone = {**model, "stream": {"const": False}}
+    streamed = {**model, "stream": {"const": True}, "stream_options": STREAM_OPTIONS}
+    _either(
+        completion["schema"],
+        [
+            *(_sendable({**form, **alone}, "model", "prompt") for form in forms),
+            *(_sendable({**form, **streamed}, "model", "prompt", "stream") for form in forms),
+        ],
+    )
     tokenize = paths["/v1/tokenize"]["post"]["requestBody"]["content"]["application/json"]
     _widen(tokenize["schema"], [{**model, "prompt": PROMPTS}], "model", "prompt")
     requests = [{**form, "custom_id": CUSTOM_ID} for form in forms]
@@ -84,6 +92,15 @@ def narrowed(document: Schema, *, job_id: str, path: str, vector_id: str) -> Sch
     _widen(schemas["NewJob"], [runs, runs, job], "model", "requests")
     rows = {"activations": {"anyOf": [_row(), items(_row(), minItems=1, maxItems=3), ENCODED]}}
     _widen(schemas["NewVector"], [{**rows, **JOB_FIELDS_OF_VECTORS}], "activations")
+    return found
+
+
+def streams_alone(document: Schema) -> Schema:
+    """Give a copy of a narrowed document in which there are only Completions that stream."""
+    path = "/v1/completions"
+    found: Schema = {**document, "paths": {path: copy.deepcopy(document["paths"][path])}}
+    schema = found["paths"][path]["post"]["requestBody"]["content"]["application/json"]["schema"]
+    schema["anyOf"] = [form for form in schema["anyOf"] if "stream" in form.get("required", ())]
     return found
 
 
@@ -108,11 +125,28 @@ def _name_what_is_there(methods: Schema, there: Mapping[str, str]) -> None:
                 parameter["schema"] = {"const": there[parameter["name"]]}
 
 
+def _leave_keys_out(methods: Schema) -> None:
+    """Draw no Idempotency-Key: most are drawn again and again, and so hide what is asked.
+
+    Under such a key another body is 422, and the same body gets the first answer, also about a
+    vector that was deleted since.
+    """
+    for operation in methods.values():
+        if "parameters" in operation:
+            operation["parameters"] = [
+                each for each in operation["parameters"] if each["name"] != "Idempotency-Key"
+            ]
+
+
 def _widen(schema: Schema, forms: list[dict[str, Schema]], *required: str) -> None:
     """Make a schema of what it was, or one of `forms`."""
+    _either(schema, [_sendable(form, *required) for form in forms])
+
+
+def _either(schema: Schema, forms: list[Schema]) -> None:
     whole = dict(schema)
     schema.clear()
-    schema["anyOf"] = [*(_sendable(form, *required) for form in forms), whole]
+    schema["anyOf"] = [*forms, whole]
 
 
 def _sendable(properties: Mapping[str, Schema], *required: str) -> Schema:
@@ -139,6 +173,7 @@ def _some(schema: Schema, most: int, **rules: Any) -> Schema:
 
 ENCODED: Schema = {"const": encode(np.ones(HIDDEN_SIZE, np.float32))}
 JOB_FIELDS_OF_VECTORS = {name: JOB_FIELDS[name] for name in ("name", "metadata")}
+STREAM_OPTIONS: Schema = {"enum": [None, {}, {"include_usage": False}, {"include_usage": True}]}
 TOKEN = _below(VOCAB_SIZE)
 POSITION = _below(len(FINISHED_PROMPT))
 POSITIONS = _some(POSITION, 3, uniqueItems=True)

@@ -1,13 +1,16 @@
-"""Runs schemathesis over a service and keeps what it saw: answers, links walked, failed checks."""
+"""Runs schemathesis over a service and keeps what it saw: answers, streams, links walked, failed
+checks."""
 
 import json
 import re
 import warnings
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import schemathesis
 from hypothesis.errors import HypothesisWarning
+from jsonschema import Draft202012Validator
 from schemathesis import Case, CheckContext, Config, Response
 from schemathesis.engine import from_schema
 from schemathesis.engine.events import EngineEvent, EngineFinished, NonFatalError, ScenarioFinished
@@ -18,6 +21,7 @@ from tests.openapi_fuzz.service import Service
 
 REQUEST_ID = re.compile("req_[0-9a-f]{32}")
 REQUEST_SECONDS = 60
+DONE = "data: [DONE]"
 PHASES = ("examples", "coverage", "fuzzing", "stateful")
 # Left out, and why; all other checks of schemathesis run.
 LEFT_OUT = {
@@ -36,6 +40,7 @@ class Seen:
     seed: int
     answers: dict[str, Counter[int]] = field(default_factory=lambda: defaultdict(Counter))
     links: Counter[str] = field(default_factory=Counter)  # walked with a value, by operations
+    streams: Counter[str] = field(default_factory=Counter)  # answered, by how they ended
     failures: dict[str, str] = field(default_factory=dict)  # the first of each kind
 
     @property
@@ -45,7 +50,7 @@ class Seen:
 
     def table(self) -> str:
         """Write how often each operation gave each status, and which links were walked."""
-        lines = [f"seed {self.seed}: {self.requests} requests"]
+        lines = [f"seed {self.seed}: {self.requests} requests, streams {dict(self.streams)}"]
         lines += [
             f"{name:50} {sorted(self.answers[name].items())}" for name in sorted(self.answers)
         ]
@@ -73,18 +78,48 @@ def answered_in_our_form(ctx: CheckContext, response: Response, case: Case) -> N
 
 @schemathesis.check
 def streamed_in_our_form(ctx: CheckContext, response: Response, case: Case) -> None:
-    """A stream is chunks and [DONE], or ends with an error's envelope."""
-    del ctx, case
-    (kind,) = response.headers.get("content-type", [""])
-    if not kind.startswith("text/event-stream"):
+    """A stream is chunks as the document has them and [DONE], or ends with the client's error."""
+    del ctx
+    if not _is_stream(response):
         return
-    *lines, end = [line for line in response.content.decode().split("\n\n") if line]
+    lines = [line for line in response.content.decode().split("\n\n") if line]
+    *lines, end = [line for line in lines if not line.startswith(":")]
     assert all(line.startswith("data: {") for line in lines), lines
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines]
-    assert all(chunk["object"] == "text_completion" for chunk in chunks)
+    chunk_of = Draft202012Validator(
+        {
+            "$ref": "#/components/schemas/CompletionChunk",
+            "components": case.operation.schema.raw_schema["components"],
+        }
+    )
+    for chunk in chunks:
+        chunk_of.validate(chunk)
     assert len({chunk["id"] for chunk in chunks}) <= 1, "one Completion has one id"
-    if end != "data: [DONE]":
-        assert "error" in json.loads(end.removeprefix("data: "))
+    if end == DONE:
+        _check_whole(chunks)
+        return
+    error = json.loads(end.removeprefix("data: "))["error"]
+    assert error["type"] == "invalid_request_error", f"the stream broke: {error}"
+
+
+def _check_whole(chunks: list[dict[str, Any]]) -> None:
+    """Check that every choice ended, once and last, and what comes behind them all."""
+    ends: dict[int, str | None] = {}
+    for choice in (choice for chunk in chunks for choice in chunk["choices"]):
+        assert ends.get(choice["index"]) is None, "a choice went on after its end"
+        ends[choice["index"]] = choice["finish_reason"]
+    assert sorted(ends) == list(range(len(ends)))
+    assert ends, "there is no choice"
+    assert None not in ends.values(), "a choice has no end"
+    *earlier, last = chunks
+    assert not any("activations" in chunk for chunk in earlier)
+    if (usage := last.get("usage")) is not None:
+        assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+
+
+def _is_stream(response: Response) -> bool:
+    (kind,) = response.headers.get("content-type", [""])
+    return kind.startswith("text/event-stream")
 
 
 def run(service: Service, document: Schema, seen: Seen, *, phases: set[str], examples: int) -> None:
@@ -131,6 +166,9 @@ def _count(seen: Seen, recorder: ScenarioRecorder) -> None:
             seen.failures[f"{operation}: no answer"] = str(interaction.request)
             continue
         seen.answers[operation][interaction.response.status_code] += 1
+        if _is_stream(interaction.response):
+            is_whole = interaction.response.content.decode().endswith(f"{DONE}\n\n")
+            seen.streams["whole" if is_whole else "broken off"] += 1
         if node.transition is not None and node.is_transition_applied:
             seen.links[node.transition.id] += 1
     for case_id, checks in recorder.checks.items():

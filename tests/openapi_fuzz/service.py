@@ -1,6 +1,10 @@
-"""A whole service to send anything to, and what must hold once it has had enough."""
+"""A whole service to send anything to, and what must hold once it has had enough.
+
+Its worker has a stub for an engine, or vLLM with TILLER_SCHEMATHESIS_ENGINE=vllm.
+"""
 
 import contextlib
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +25,11 @@ from tests.patching.serving import serving
 BALANCE = 10**9
 STEADY = "tests.openapi_fuzz.steady_worker"
 SETTLED_SECONDS = 120.0
+ENGINE = os.environ.get("TILLER_SCHEMATHESIS_ENGINE", "stub")
+ON_VLLM = ENGINE == "vllm"
+VLLM_START_SECONDS = 400.0
+# What leases and heartbeats need beside an engine that keeps every processor busy.
+UNHURRIED_WORKER = {"TILLER_LEASE_SECONDS": "30", "TILLER_HEARTBEAT_SECONDS": "1"}
 
 
 @dataclass(frozen=True)
@@ -61,11 +70,29 @@ class Service:
 
 
 @contextlib.contextmanager
+def _cluster(folder: Path) -> Iterator[Cluster]:
+    """Run a cluster with one worker of the engine that was asked for."""
+    assert ENGINE in ("stub", "vllm"), f"TILLER_SCHEMATHESIS_ENGINE is {ENGINE!r}"
+    if not ON_VLLM:
+        with running_cluster(folder) as cluster:
+            cluster.start_worker(STEADY)
+            cluster.wait_ready()
+            yield cluster
+        return
+    # Imported here: torch takes seconds, and the stub does without.
+    from tests.openapi_fuzz.real_model import write_real_model
+
+    settings = {"models_file": write_real_model(folder / "real")}
+    with running_cluster(folder, settings=settings, environment=UNHURRIED_WORKER) as cluster:
+        cluster.start_worker("worker")
+        cluster.wait_ready(VLLM_START_SECONDS)
+        yield cluster
+
+
+@contextlib.contextmanager
 def running_service(folder: Path) -> Iterator[Service]:
     """Run a service until the end of the block, and check what it leaves."""
-    with running_cluster(folder) as cluster:
-        cluster.start_worker(STEADY)
-        cluster.wait_ready()
+    with _cluster(folder) as cluster:
         account_id, key = a_key(cluster.database, balance=BALANCE)
         app = create_app(cluster.settings)
         with serving(app) as address:

@@ -2,6 +2,7 @@
 
 50 examples an operation in the suite, from one seed. By hand, with a new seed each time:
 TILLER_SCHEMATHESIS_EXAMPLES=500 pytest tests/openapi_fuzz; TILLER_SCHEMATHESIS_SEED repeats one.
+With TILLER_SCHEMATHESIS_ENGINE=vllm a real worker runs what is drawn, on a tiny random model.
 """
 
 import os
@@ -10,9 +11,9 @@ import sys
 
 import pytest
 
-from tests.openapi_fuzz.narrowed import narrowed, with_model
+from tests.openapi_fuzz.narrowed import narrowed, streams_alone, with_model
 from tests.openapi_fuzz.runs import Seen, run
-from tests.openapi_fuzz.service import Service, stored_vector
+from tests.openapi_fuzz.service import ON_VLLM, Service, stored_vector
 
 EXAMPLES = 50
 SEED = 20
@@ -20,7 +21,9 @@ BY_HAND = os.environ.get("TILLER_SCHEMATHESIS_EXAMPLES")
 # Answers below 400 that a run must see; chat is never offered.
 REFUSED_ALWAYS = {"POST /v1/chat/completions"}
 
-pytestmark = pytest.mark.timeout(7200 if BY_HAND else 300)
+STREAMS_MIN = 10
+
+pytestmark = pytest.mark.timeout(7200 if BY_HAND or ON_VLLM else 300)
 
 
 @pytest.fixture(scope="module")
@@ -35,6 +38,7 @@ def seen(service: Service) -> Seen:
         assert stored_vector(client) == service.vector_id  # it may have been found and deleted
     runs = narrowed(document, job_id=service.job_id, path=service.path, vector_id=service.vector_id)
     run(service, runs, found, phases={"fuzzing", "stateful"}, examples=examples)
+    run(service, streams_alone(runs), found, phases={"fuzzing"}, examples=examples)
     sys.stdout.write(found.table())  # shown by -s, and when a test fails
     return found
 
@@ -57,6 +61,10 @@ def test_every_operation_was_asked_and_did_its_work(service: Service, seen: Seen
 def test_runs_walked_from_answer_to_answer(seen: Seen) -> None:
     # Which links a run takes is drawn; test_links.py follows every one.
     assert len(seen.links) >= 5, seen.table()
+
+
+def test_streams_were_read_to_their_end(seen: Seen) -> None:
+    assert seen.streams["whole"] >= STREAMS_MIN, seen.table()
 
 
 def test_nothing_is_left_open_and_every_token_is_accounted_for(

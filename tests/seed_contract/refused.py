@@ -104,6 +104,8 @@ RULES: dict[str, dict[str, tuple[Any, tuple[str, ...]]]] = {
         "no layers": ([steer(layer_indices=None)], ("has no layer_indices",)),
         "numbers without rows": ([steer(activations=ROW)], ("one row a layer",)),
         "text among numbers": ([steer(activations=[[*ROW[:7], "1"]])], ("numbers only",)),
+        "true among numbers": ([steer(activations=[[*ROW[:7], True]])], ("numbers only",)),
+        "null among numbers": ([steer(activations=[[*ROW[:7], None]])], ("numbers only",)),
         "no rows": ([steer(activations=[], layer_indices=[])], ("no row",)),
     },
     "layers": {
@@ -150,6 +152,20 @@ RULES: dict[str, dict[str, tuple[Any, tuple[str, ...]]]] = {
         "bytes missing": ([frame("short_content")], ("31 bytes", "need 32")),
         "bytes too many": ([frame("long_content")], ("33 bytes", "need 32")),
         "a bomb": ([frame("bomb")], ("need 32",)),
+        "data that is no text": ([wire(data=[0])], ("data [0]", "base64")),
+        "float32 that says bfloat16": (
+            [wire(original_dtype="torch.bfloat16")],
+            ('"float32"', '"torch.bfloat16"', '"int16" with "torch.bfloat16"'),
+        ),
+        "int16 that says float32": ([wire(dtype="int16")], ('"int16"', '"torch.float32"')),
+        "bytes of the other dtype": (
+            [wire(dtype="int16", original_dtype="torch.bfloat16")],
+            ("32 bytes", "need 16"),
+        ),
+        "a shape of more rows than bytes": (
+            [steer(activations={**pack([ROW], "float32"), "shape": [2, 8]}, layer_indices=[0, 1])],
+            ("32 bytes", "need 64"),
+        ),
         "float64": ([wire(dtype="float64")], ("float64", '"float32" with "torch.float32"')),
         "float16": ([wire(original_dtype="torch.float16")], ("torch.float16", "torch.bfloat16")),
         "gzip by name": ([wire(compression="gzip")], ("gzip", '"zstd"')),
@@ -162,8 +178,16 @@ RULES: dict[str, dict[str, tuple[Any, tuple[str, ...]]]] = {
             [steer(activations=pack([[math.inf] * 8], "bfloat16"))],
             ("not finite",),
         ),
+        "minus infinity": (
+            [steer(activations=pack([[-math.inf] * 8], "float32"))],
+            ("not finite",),
+        ),
         "scale times number": (
             [steer(activations=pack([[3e38] * 8], "float32"), scale=2)],
+            ("product", "float32"),
+        ),
+        "scale times plain number": (
+            [steer(activations=[[*ROW[:7], 3e38]], scale=-2)],
             ("product", "float32"),
         ),
     },

@@ -126,6 +126,13 @@ def test_a_ban_by_logit_bias_holds(sdk: OpenAI):
     assert banned not in other.choices[0].token_ids
 
 
+def test_an_idempotency_key_is_not_looked_at(sdk: OpenAI):
+    headers = {"Idempotency-Key": "the same"}
+    for tokens in (1, 2):
+        completion = ask(sdk, {"ignore_eos": True}, max_tokens=tokens, extra_headers=headers)
+        assert completion.usage.completion_tokens == tokens
+
+
 def test_max_tokens_left_out_is_16(sdk: OpenAI):
     completion = sdk.completions.create(
         model=MODEL, prompt=PROMPT, temperature=0, extra_body={"ignore_eos": True}

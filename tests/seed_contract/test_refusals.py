@@ -75,8 +75,13 @@ def test_what_keeps_every_rule_lacks_only_a_worker(
 @pytest.mark.parametrize("names", SUBSETS, ids="+".join)
 @pytest.mark.parametrize(
     ("several", "says"),
-    [({"n": 2}, "n is 2"), ({"prompt": [[2, 3], [4, 5]]}, "one prompt, but 2 were sent")],
-    ids=["n", "prompts"],
+    [
+        ({"n": 2}, "n is 2"),
+        ({"n": 0}, "n is 0"),
+        ({"prompt": [[2, 3], [4, 5]]}, "one prompt, but 2 were sent"),
+        ({"prompt": ["hi", "he", "ho"]}, "one prompt, but 3 were sent"),
+    ],
+    ids=["n", "no n", "prompts", "texts"],
 )
 def test_n_and_several_prompts_name_the_first_field_that_reads_or_writes(
     strict_sdk: OpenAI,
@@ -89,6 +94,30 @@ def test_n_and_several_prompts_name_the_first_field_that_reads_or_writes(
     message = refused_by_name(strict_sdk, shared_api, body, param=names[0])
     assert says in message
     assert names[0] in message
+
+
+@pytest.mark.parametrize("n", [-1, 129, 2**70, 1.0, 1.5, True, False, "1", [1], {}])
+def test_whatever_is_wrong_with_n_beside_a_steer_is_told_of_the_steer(
+    strict_sdk: OpenAI, shared_api: Api, n: Any
+) -> None:
+    body = {"n": n, STEERING: GOOD[STEERING]}
+    message = refused_by_name(strict_sdk, shared_api, body, param=STEERING)
+    assert "Send n: 1." in message
+    message = refused_by_name(strict_sdk, shared_api, {"n": n, STEERING: []}, param=STEERING)
+    assert "is empty" in message
+    message = refused_by_name(strict_sdk, shared_api, {"n": n}, param="n")
+    assert "whole number from 1 to" in message
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_a_stream_is_refused_as_a_plain_request_is(
+    strict_sdk: OpenAI, shared_api: Api, rule: str
+) -> None:
+    vectors, says = next(iter(RULES[rule].values()))
+    body = {STEERING: vectors, "stream": True, "output_residual_stream": [1]}
+    message = refused_by_name(strict_sdk, shared_api, body, param=STEERING)
+    for part in says:
+        assert part in message, message
 
 
 @pytest.mark.parametrize("rules", ORDERED, ids=" before ".join)
@@ -107,6 +136,9 @@ def test_an_empty_list_comes_before_n_and_n_before_everything_else(
 ) -> None:
     message = refused_by_name(strict_sdk, shared_api, {STEERING: [], "n": 2}, param=STEERING)
     assert "is empty" in message
+    empty = {STEERING: [], "n": 2, "prompt": ["a", "b"], "output_residual_stream": [1]}
+    message = refused_by_name(strict_sdk, shared_api, empty, param=STEERING)
+    assert "is empty" in message, "only n and the prompts name the read"
     nine = [steer(scael=1)] * 9
     message = refused_by_name(strict_sdk, shared_api, {STEERING: nine, "n": 2}, param=STEERING)
     assert "n is 2" in message
@@ -191,6 +223,54 @@ def test_the_last_position_of_the_context_is_never_reached(
     assert "raise max_tokens" not in message, "the context ends there"
     before = [steer(activations=[[ROW]], position_indices=[62])]
     assert refusal(strict_sdk, shared_api, {**full, STEERING: before}).code == "no_worker"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param", "code"),
+    [
+        ({"max_tokens": 62}, "max_tokens", "context_length_exceeded"),
+        ({"prompt": [2] * 64}, "prompt", "context_length_exceeded"),
+        ({"logprobs": 101}, "logprobs", "invalid_request"),
+        ({"temperature": 100.5}, "temperature", "invalid_request"),
+        ({"stream": "yes"}, "stream", "invalid_request"),
+        ({STEERING: [steer(activations=None, vector="sv_0")]}, STEERING, "invalid_request"),
+    ],
+)
+def test_what_else_a_body_may_not_say_changes_nothing_either(
+    strict_sdk: OpenAI, shared_api: Api, fields: dict[str, Any], param: str, code: str
+) -> None:
+    told = refusal(strict_sdk, shared_api, {STEERING: GOOD[STEERING], **fields})
+    assert isinstance(told, openai.BadRequestError)
+    assert (told.type, told.param, told.code) == ("invalid_request_error", param, code)
+
+
+def test_another_model_is_not_found(strict_sdk: OpenAI, shared_api: Api) -> None:
+    told = refusal(strict_sdk, shared_api, {"model": "llama-8b"})
+    assert isinstance(told, openai.NotFoundError)
+    assert (told.type, told.code) == ("invalid_request_error", "model_not_found")
+
+
+@pytest.mark.parametrize(
+    ("key", "error", "code"),
+    [
+        ("sk_live_wrong", openai.AuthenticationError, "invalid_api_key"),
+        ("", openai.AuthenticationError, "invalid_api_key"),
+        (frozenset({"jobs:read"}), openai.PermissionDeniedError, "insufficient_scope"),
+    ],
+    ids=["unknown", "empty", "without the scope"],
+)
+def test_who_may_not_ask_is_told_before_the_body_is_looked_at(
+    strict_sdk: OpenAI,
+    shared_api: Api,
+    key: str | frozenset[str],
+    error: type[openai.APIStatusError],
+    code: str,
+) -> None:
+    secret = key if isinstance(key, str) else shared_api.as_other(scopes=key)
+    other = strict_sdk.with_options(default_headers={"authorization": f"Bearer {secret}"})
+    told = refusal(other, shared_api, {STEERING: []})
+    assert isinstance(told, error)
+    assert told.code == code
 
 
 @pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])

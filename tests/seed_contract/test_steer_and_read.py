@@ -143,6 +143,19 @@ def test_a_generated_position_is_steered_when_it_runs(sdk, prompt_tokens):
     assert_moved_by(after[1, -1], before[1, -1], 2 * VECTOR)
 
 
+def test_a_position_behind_the_end_of_the_text_is_not_steered(sdk: OpenAI, prompt_tokens: int):
+    whole = ask(sdk, max_tokens=8).choices[0].text
+    word = whole.split()[1]
+    last = prompt_tokens + 6
+    vectors = steering(activations=[[VECTOR.tolist()]], position_indices=[last], scale=50)
+    extra = {"output_residual_stream": [LAYER], "apply_steering_vectors": vectors}
+    stopped = ask(sdk, extra, max_tokens=8, stop=[word])
+    (choice,) = stopped.choices
+    assert (choice.finish_reason, choice.text) == ("stop", whole[: whole.index(word)])
+    rows = residual_stream(stopped).shape[1]
+    assert rows == stopped.usage.total_tokens - 1 <= last
+
+
 def test_each_layer_gets_its_row_and_layers_come_back_ascending(sdk, baseline):
     rows = [a_vector(1).tolist(), VECTOR.tolist()]
     vectors = steering(activations=rows, layer_indices=[LAYER + 1, LAYER])

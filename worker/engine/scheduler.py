@@ -1,5 +1,5 @@
 """vLLM's scheduler with three things added: zeroed KV blocks, groups that run by themselves, and
-urgent requests, which wait in front of all others and have some seats of their own.
+urgent requests, which stand in front of all others and have some seats of their own.
 
 vLLM zeroes new KV blocks only for models that need it. With steering, a request can leave NaN in
 its blocks, and attention multiplies the masked tail of a reused block by zero: NaN times zero is
@@ -9,7 +9,8 @@ NaN. What a group is and why it runs with nothing beside it: see `groups`.
 from __future__ import annotations
 
 import copy
-from itertools import takewhile
+import time
+from itertools import islice, takewhile
 from typing import TYPE_CHECKING, Any
 
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
@@ -31,6 +32,7 @@ _SIGNATURES = {
     "schedule": ("self", "throttle_prefills"),
     "finish_requests": ("self", "request_ids", "finished_status"),
     "update_from_output": ("self", "scheduler_output", "model_runner_output"),
+    "_preempt_request": ("self", "request", "timestamp", "drop_stale_output"),
 }
 
 
@@ -67,8 +69,13 @@ class GroupingScheduler(Scheduler):
         self._urgent: set[str] = set()  # ids of urgent requests, some of which may be over
 
     def schedule(self, *args: Any, **kwargs: Any) -> Any:
-        """Plan a step; urgent requests find seats although all others are taken."""
+        """Plan a step; urgent requests find seats, and keep their blocks before all others."""
+        self._urgent &= self.requests.keys()
+        if self._urgent:
+            self._put_urgent_first()
         self._make_room()
+        if self._urgent:
+            self._preempt_for_urgent()
         return super().schedule(*args, **kwargs)
 
     def add_request(self, request: Request) -> None:
@@ -103,12 +110,52 @@ class GroupingScheduler(Scheduler):
             self._turn()
         return outputs
 
+    def _put_urgent_first(self) -> None:
+        """Move urgent requests to the front of those that run and of those that wait.
+
+        When the KV cache is full, vLLM preempts from the back of those that run, and puts what it
+        preempted in front of those that wait. Where a request stands there does not matter to the
+        batch: the runner keeps rows in an order of its own.
+        """
+        self.running.sort(key=lambda request: request.request_id not in self._urgent)
+        queue: Any = self.waiting
+        urgent = [request for request in queue if request.request_id in self._urgent]
+        if urgent != list(islice(queue, len(urgent))):
+            queue.remove_requests(urgent)
+            queue.extendleft(reversed(urgent))
+
+    def _preempt_for_urgent(self) -> None:
+        """Preempt requests that are not urgent until the first urgent one that waits can start.
+
+        By itself vLLM preempts only for those that run, and these take what becomes free.
+        """
+        queue: Any = self.waiting
+        has_seat = len(self.running) < self.max_num_active_reqs
+        if not has_seat or not queue or queue[0].request_id not in self._urgent:
+            return
+        manager = self.kv_cache_manager
+        needed = self._blocks_of(queue[0].num_tokens)
+        others = [each for each in self.running if each.request_id not in self._urgent]
+        held = sum(self._blocks_of(each.num_computed_tokens) for each in others)
+        if manager.block_pool.get_num_free_blocks() + held < needed:
+            return
+        while others and manager.block_pool.get_num_free_blocks() < needed:
+            victim = others.pop()
+            if not self._request_blocks_can_be_freed(victim):
+                return
+            self.running.remove(victim)
+            self._preempt_request(victim, time.monotonic())
+        self._put_urgent_first()
+
+    def _blocks_of(self, tokens: int) -> int:
+        """Count the blocks of so many tokens; where windows slide, it may be fewer."""
+        return -(-tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups)
+
     def _make_room(self) -> None:
         """Let as many more run as urgent ones run, or wait in front: they alone can take it."""
         self.max_num_active_reqs = self._seats
         if not self._urgent:
             return
-        self._urgent &= self.requests.keys()
         queue: Any = self.waiting
         present = sum(map(_is_urgent, self.running)) + sum(1 for _ in takewhile(_is_urgent, queue))
         self.max_num_active_reqs = min(self._seats + present, self.max_num_running_reqs)
