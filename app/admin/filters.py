@@ -27,8 +27,9 @@ def compact(number: float | None) -> str:
     if number is None:
         return ABSENT
     for least, letter in _LARGE:
-        if abs(number) >= least:
-            scale = 1e3 if letter == "k" else least
+        scale = 1e3 if letter == "k" else least
+        # What would round to 1000 of the smaller unit is 1 of the larger one.
+        if abs(number) >= (least if letter == "k" else least * 0.9995):
             return f"{_three_digits(number / scale)} {letter}"
     return f"{round(number):,}"
 

@@ -4,6 +4,7 @@ A bulk cancel is two steps: a page that counts and changes nothing, and the form
 the moment that was counted at.
 """
 
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -15,11 +16,12 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 from app.admin.access import PATH, Operator, operator_of, require_role
 from app.admin.actions import CANCELLABLE, JobFilter, cancel_jobs
 from app.admin.forms import FormDep
-from app.admin.job_reads import PAGE, JobSearch, Place, list_jobs
+from app.admin.job_reads import JobPage, JobSearch, Place, list_jobs
 from app.admin.pages import render
 from app.catalog.deps import CatalogDep
 from app.errors import InvalidRequestError
 from app.jobs.states import JobState
+from app.kit.db import Conn
 from app.kit.deps import DatabaseDep
 from app.kit.ids import parse_id
 
@@ -39,6 +41,8 @@ STATES: Final = (
     (UNFINISHED, "Not over yet"),
     *((state.value, state.value.replace("_", " ").capitalize()) for state in JobState),
 )
+# The piece of the page that is sent anew when it changes: name of the event, template.
+PIECES: Final = {"jobs": "_job_list.html"}
 FIELDS: Final = ("status", "model", "account", "q", "age")
 
 
@@ -52,25 +56,44 @@ def show_jobs(request: Request, database: DatabaseDep, catalog: CatalogDep) -> R
     search = _search(asked)
     after = _place(request.query_params.get("after"))
     page = database.run(lambda conn: list_jobs(conn, search, after=after))
-    query = {name: value for name, value in asked.items() if value}
+    query = _query(asked)
+    return render(
+        request,
+        "jobs.html",
+        **_list_context(asked, page, after),
+        follow=f"{PATH}/live?{urlencode({'list': 'jobs', **query})}",
+        states=STATES,
+        ages=[(name, label) for name, (label, _) in AGES.items()],
+        models=[model.name for model in catalog.all()],
+        cancel=_cancel_link(search, query) if query else None,
+        said=_said(request),
+    )
+
+
+def followed_list(request: Request) -> tuple[str, Callable[[Conn], dict[str, Any]]]:
+    """Give a name for the list that was asked for, and how its first page is read, ever anew.
+
+    Raises InvalidRequestError.
+    """
+    asked = _asked(request)
+    _search(asked)
+
+    def read(conn: Conn) -> dict[str, Any]:
+        # Searched anew: "the last hour" moves on.
+        return _list_context(asked, list_jobs(conn, _search(asked)), None)
+
+    return urlencode(_query(asked)), read
+
+
+def _list_context(asked: dict[str, str], page: JobPage, after: Place | None) -> dict[str, Any]:
+    """Give what the list itself needs: its rows, and where the pages beside it begin."""
+    query = _query(asked)
     older = None
     if page.next is not None:
         cursor = f"{page.next.created_at.isoformat()}~{page.next.id.hex}"
         older = f"{PATH}/jobs?{urlencode({**query, 'after': cursor})}"
-    return render(
-        request,
-        "jobs.html",
-        page=page,
-        page_size=PAGE,
-        asked=asked,
-        states=STATES,
-        ages=[(name, label) for name, (label, _) in AGES.items()],
-        models=[model.name for model in catalog.all()],
-        older=older,
-        first=None if after is None else f"{PATH}/jobs?{urlencode(query)}",
-        cancel=_cancel_link(search, query) if query else None,
-        said=_said(request),
-    )
+    first = None if after is None else f"{PATH}/jobs?{urlencode(query)}"
+    return {"page": page, "asked": asked, "older": older, "first": first}
 
 
 @router.get("/jobs/cancel")
@@ -88,7 +111,7 @@ def ask_cancel(request: Request, operator: Steward, database: DatabaseDep) -> HT
         filter=[(name, asked[name]) for name in FIELDS if asked[name]],
         until=counted.filter.until.isoformat(),
         since=None if search.chosen.since is None else search.chosen.since.isoformat(),
-        back=f"{PATH}/jobs?{urlencode({k: v for k, v in asked.items() if v})}",
+        back=f"{PATH}/jobs?{urlencode(_query(asked))}",
     )
 
 
@@ -111,8 +134,11 @@ def cancel_filtered(operator: Steward, form: FormDep, database: DatabaseDep) -> 
     )
     done = cancel_jobs(database, operator, chosen, dry_run=False)
     said = {"cancelled": done.jobs, **({"more": 1} if done.more else {})}
-    query = {name: value for name, value in asked.items() if value}
-    return RedirectResponse(f"{PATH}/jobs?{urlencode({**query, **said})}", 303)
+    return RedirectResponse(f"{PATH}/jobs?{urlencode({**_query(asked), **said})}", 303)
+
+
+def _query(asked: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in asked.items() if value}
 
 
 def _asked(request: Request) -> dict[str, str]:

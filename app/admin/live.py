@@ -1,4 +1,4 @@
-"""The live stream: pieces of the overview or of a Job's page, sent when they change.
+"""The live stream: pieces of the overview, of the list of Jobs or of a Job's page, as they change.
 
 A stream holds no thread and no connection between two looks. Streams of one page share what was
 read; there is a bound on how many streams there are. A stream ends with the session, and with its
@@ -18,6 +18,7 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
 from app.admin import job as job_page
+from app.admin import jobs as jobs_page
 from app.admin import overview as overview_page
 from app.admin.access import Operator, OperatorDep
 from app.admin.job_view_reads import JobPageView, read_job_page
@@ -83,9 +84,12 @@ class Page:
 async def live(
     request: Request, operator: OperatorDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
-    """Follow the overview, or the Job that `job` names."""
+    """Follow the overview, the Job that `job` names, or with `list` the Jobs that match."""
     name = request.query_params.get("job")
-    page = _overview() if name is None else _job(job_page.job_id_of(name))
+    if name is not None:
+        page = _job(job_page.job_id_of(name))
+    else:
+        page = _jobs(request) if "list" in request.query_params else _overview()
     streams = _streams(request)
     if streams.count >= settings.admin_live_streams:
         # The page stays as it was loaded, and asks again at growing intervals of up to 64 s.
@@ -163,6 +167,11 @@ def _overview() -> Page:
         overview_page.PIECES,
         lambda _seen: False,
     )
+
+
+def _jobs(request: Request) -> Page:
+    name, read = jobs_page.followed_list(request)
+    return Page(f"jobs {name}", read, jobs_page.PIECES, lambda _seen: False)
 
 
 def _job(job_id: UUID) -> Page:

@@ -1,8 +1,8 @@
 """Refuses what another site makes a browser send: checked before any route, cookie or not.
 
 An unsafe method must come from a page of ours (Sec-Fetch-Site; Origin where a browser sends none).
-A safe one changes nothing here; from another site it may only be a navigation, so that nothing of
-the dashboard can be embedded, fetched or timed from outside.
+A safe one changes nothing here; from another site it may only be a navigation of a whole window,
+so that nothing of the dashboard can be embedded, fetched or timed from outside.
 """
 
 from typing import Final
@@ -21,7 +21,9 @@ def check_same_origin(method: str, headers: Headers) -> None:
     site = headers.get("sec-fetch-site")
     if method in SAFE_METHODS:
         foreign = site in ("cross-site", "same-site")
-        if foreign and headers.get("sec-fetch-mode") != "navigate":
+        # Frames and embedded objects navigate, too.
+        dest = headers.get("sec-fetch-dest", "document")
+        if foreign and (headers.get("sec-fetch-mode"), dest) != ("navigate", "document"):
             msg = "The dashboard answers its own pages only; open it in a tab of its own."
             raise PermissionDeniedError(msg, code=CODE)
         return

@@ -92,9 +92,11 @@ def read_storage(conn: Conn) -> Storage:
     assert row is not None
     tables = conn.execute(
         """
-        SELECT relname AS name, greatest(reltuples, 0)::bigint AS rows,
-            pg_total_relation_size(oid) AS bytes
-        FROM pg_class WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
+        SELECT pg_class.relname AS name, pg_total_relation_size(oid) AS bytes,
+            CASE WHEN reltuples < 0 THEN coalesce(n_live_tup, 0)  -- never analysed yet
+                ELSE reltuples END::bigint AS rows
+        FROM pg_class LEFT JOIN pg_stat_user_tables ON relid = oid
+        WHERE relkind = 'r' AND relnamespace = 'public'::regnamespace
         ORDER BY bytes DESC, name
         """
     ).fetchall()

@@ -74,7 +74,9 @@
       ticks: { show: false },
     };
     const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
-    const written = (value) => (value === null ? "–" : `${compact.format(value)} ${data.unit}`);
+    // 2 k, as the pages write it
+    const short = (value) => compact.format(value).replace("K", "k").replace(/(\d)([kMBT])$/, "$1 $2");
+    const written = (value) => (value === null ? "–" : `${short(value)} ${data.unit}`);
     const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
     const chart = new window.uPlot(
       {
@@ -85,7 +87,7 @@
         scales: { y: { range: (_self, _low, high) => [0, high > 0 ? high * 1.12 : 1] } },
         axes: [
           { ...axis, size: 28, space: 70, values: (_self, splits) => splits.map(clock) },
-          { ...axis, size: 52, space: 36, values: (_self, splits) => splits.map((value) => compact.format(value)) },
+          { ...axis, size: 52, space: 36, values: (_self, splits) => splits.map(short) },
         ],
         series: [
           { label: "Time", value: (_self, value) => (value === null ? "–" : clock(value)) },
@@ -192,12 +194,17 @@
     }
   });
   document.addEventListener("keydown", (event) => {
+    if (event.key !== "Escape") return;
     const menu = document.getElementById("menu");
-    if (event.key === "Escape" && menu && menu.classList.contains("is-open")) {
+    if (menu && menu.classList.contains("is-open")) {
       menu.classList.remove("is-open");
       const button = document.querySelector("[data-menu]");
       button.setAttribute("aria-expanded", "false");
       button.focus();
+    }
+    for (const confirm of document.querySelectorAll("details.confirm[open]")) {
+      confirm.open = false;
+      confirm.querySelector("summary").focus();
     }
   });
 

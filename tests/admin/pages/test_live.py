@@ -96,6 +96,31 @@ def test_a_job_is_followed_until_it_is_over(dashboard: Dashboard, address, quick
         assert next_event(stream, "end") == "over"
 
 
+def test_a_list_of_jobs_is_followed_with_its_filters(dashboard: Dashboard, address, quick):
+    here = Builders(dashboard.database)
+    names = ("other", "a wanted sweep")
+    with (
+        person(dashboard, address) as client,
+        client.stream("GET", "/admin/live?list=jobs&q=wanted&status=unfinished") as answer,
+    ):
+        stream = events(answer)
+        assert "No Job matches" in next_event(stream, "jobs")
+        for name in names:
+            job = here.a_job()
+            with dashboard.database.transaction() as conn:
+                conn.execute("UPDATE jobs SET name = %s WHERE id = %s", [name, job.id])
+        found = next_event(stream, "jobs")
+        assert names[1] in found
+        assert names[0] not in found
+
+
+def test_a_list_that_cannot_be_read_is_not_followed(dashboard: Dashboard, address):
+    with person(dashboard, address) as client:
+        answer = client.get("/admin/live?list=jobs&status=nope")
+        assert answer.status_code == 400
+        assert "status must be" in answer.text
+
+
 def test_only_what_changed_is_sent(dashboard: Dashboard, address, quick):
     with person(dashboard, address) as client, client.stream("GET", "/admin/live") as answer:
         stream = events(answer)

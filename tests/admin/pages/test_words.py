@@ -32,7 +32,18 @@ def test_a_duration_has_two_units_at_most(seconds, text):
 
 @pytest.mark.parametrize(
     ("number", "text"),
-    [(0, "0"), (9999, "9,999"), (12_345, "12.3 k"), (3_400_000, "3.4 M"), (2e12, "2 T")],
+    [
+        (0, "0"),
+        (9999, "9,999"),
+        (12_345, "12.3 k"),
+        (999_499, "999 k"),
+        (999_500, "1 M"),
+        (3_400_000, "3.4 M"),
+        (999_499_999, "999 M"),
+        (999_999_943_309, "1 T"),
+        (-999_999_999, "-1 G"),
+        (2e12, "2 T"),
+    ],
 )
 def test_a_large_number_is_short(number, text):
     assert filters.compact(number) == text
