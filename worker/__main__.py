@@ -36,13 +36,17 @@ async def start_vllm(model: ServedModel, scratch: Path) -> Engine:
         max_num_batched_tokens=model.max_num_batched_tokens,
         kv_cache_bytes=model.kv_cache_bytes,
         mode=model.mode,
-        compile_cache=load_fetch_settings().cache_dir / "compiled",
+        compile_cache=_compile_cache() if model.mode == "compiled" else None,
         threads=model.threads,
         tensor_parallel_size=model.tensor_parallel_size,
         pipeline_parallel_size=model.pipeline_parallel_size,
         scratch_dir=scratch,
     )
     return await VllmEngine.start(config)
+
+
+def _compile_cache() -> Path:
+    return load_fetch_settings().cache_dir / "compiled"
 
 
 def serve(

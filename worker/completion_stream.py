@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 
 PAUSE_SECONDS = 0.02  # between two round trips: nobody reads faster
 SPARE_ENTRIES = 16
+UNWRITTEN = Failure("engine_error", "The worker could not write this answer.")
 NO_BROKER = Failure("broker_unavailable", "The answer could not be sent back. Send it again.")
 
 Failed = Callable[[], None]
@@ -169,6 +170,10 @@ class TokenSender:
                 entries.append(parcel.write())
             except ValueError as error:
                 troubles.append((parcel, Failure("engine_error", str(error))))
+            except Exception:
+                # Whatever is wrong with one stream, the others go on.
+                log.exception("a stream's pieces could not be written")
+                troubles.append((parcel, UNWRITTEN))
         try:
             self._line.put_tokens(entries)
         except BROKER_ERRORS as error:

@@ -51,7 +51,7 @@ T = TypeVar("T")
 
 TAKE_SECONDS = 1.0  # of one wait in Redis, and between two tries while it is away
 THREADS = 4
-SEND_THREADS = 2  # tokens, and looks at their readers: Redis alone, so that Postgres holds up none
+SEND_THREADS = 2  # tokens and looks at readers: no Postgres, which could hold up all
 HEAVY_THREADS = 4  # whole bodies and whole answers
 LOOK_SECONDS = 0.5  # between two looks whether running Completions are still wanted
 # A reader that says nothing for so long has left; a Redis that was started anew knows of none.

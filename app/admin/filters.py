@@ -38,7 +38,9 @@ def rate(number: float | None) -> str:
     """Write how many a second, with a digit behind the point where that says something."""
     if number is None:
         return ABSENT
-    return f"{number:.1f}" if 0 < number < 100 else compact(number)
+    if 0 < number < 0.05:
+        return "< 0.1"
+    return f"{number:.1f}" if 0 < number < 99.95 else compact(number)
 
 
 def size(number: float | None) -> str:
@@ -46,7 +48,7 @@ def size(number: float | None) -> str:
     if number is None:
         return ABSENT
     value, unit = float(number), 0
-    while value >= 1024 and unit < len(_SIZES) - 1:
+    while value >= 1023.5 and unit < len(_SIZES) - 1:
         value, unit = value / 1024, unit + 1
     return f"{value:.0f} {_SIZES[unit]}" if unit == 0 else f"{_three_digits(value)} {_SIZES[unit]}"
 

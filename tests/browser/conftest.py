@@ -2,12 +2,20 @@
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from playwright.sync_api import Browser
 
 from tests.browser.chromium import launched, why_not
 from tests.browser.served import Scene, served
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give the first test of a file time for the service, which starts within it."""
+    for item in items:
+        if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.timeout(900))
 
 
 # Of the package and not of the session: Playwright's loop holds this thread while the browser

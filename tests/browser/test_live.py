@@ -112,10 +112,56 @@ def test_a_region_with_the_focus_in_it_is_left_alone(watched: Watched, scene: Sc
     wait_for(lambda: ended(row) > before, "the region to catch up")
 
 
+def test_a_click_on_a_row_holds_nothing_back_and_scrolling_stays(
+    watched: Watched, scene: Scene
+) -> None:
+    page = watched.page
+    page.set_viewport_size({"width": 700, "height": 900})
+    page.goto("/admin/jobs?q=sweep")
+    settle(page)
+    table = page.locator("[sse-swap=jobs] .table")
+    table.evaluate("(table) => { table.scrollLeft = 40 }")
+    table.focus()
+    row = page.locator(f"[sse-swap=jobs] {ROW}")
+    before = ended(row)
+    wait_for(lambda: ended(row) > before, "the list to go on")
+    assert table.evaluate("(table) => table.scrollLeft") == 40
+    assert table.evaluate("(table) => table === document.activeElement")
+
+
+def test_a_hidden_tab_gives_its_connection_back(watched: Watched, scene: Scene) -> None:
+    page, place = watched.page, watched.page.locator("[sse-swap=state]")
+    page.goto(scene.path("/admin/jobs/{running}"))
+    settle(page)
+    show(page, hidden=True)
+    messages, before = page.evaluate("window.tillerMessages"), ended(place)
+    other = page.context.new_page()
+    other.goto(scene.path("/admin/jobs/{running}"))
+    wait_for(lambda: ended(other.locator("[sse-swap=state]")) > before, "a tab that is seen")
+    other.close()
+    assert page.evaluate("window.tillerMessages") == messages
+    show(page, hidden=False)
+    wait_for(lambda: ended(place) > before, "the tab that is looked at again")
+
+
+def show(page: Page, *, hidden: bool) -> None:
+    """Tell a page that its tab was hidden, or is seen again: in a headless browser all are seen."""
+    page.evaluate(
+        """(hidden) => {
+            Object.defineProperty(document, "hidden", { configurable: true, get: () => hidden });
+            document.dispatchEvent(new Event("visibilitychange"));
+        }""",
+        hidden,
+    )
+
+
 def test_charts_are_drawn_and_follow_the_theme(watched: Watched, scene: Scene) -> None:
     page = watched.page
     page.goto("/admin")
     settle(page, charts=True)
+    # Else a new minute would change the pictures, too.
+    page.locator("[data-live]").click()
+    expect(page.locator("[data-live]")).to_have_text("Paused")
     before = [ink(page, number) for number in (0, 1)]
     assert all(before), "a chart is blank"
     page.emulate_media(color_scheme="dark")

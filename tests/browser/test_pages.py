@@ -10,6 +10,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from tests.admin.routes import routes
 from tests.browser.chromium import Watched, watch
 from tests.browser.served import Scene
+from tests.browser.shots import shoot_acts
 from tests.browser.visits import LOOKS, NOT_PAGES, VISITS, Look, Visit, context_for, settle
 
 pytestmark = pytest.mark.slow
@@ -56,6 +57,20 @@ def test_a_page_is_sound(window: Windows, scene: Scene, visit: Visit, look: Look
         check_colours(page, look)
         if look in CHECKED_BY_AXE:
             check_access(page)
+        check_quiet(watched, scene)
+    finally:
+        page.close()
+
+
+@pytest.mark.parametrize("look", LOOKS, ids=str)
+def test_what_only_a_click_shows_is_sound(window: Windows, scene: Scene, look: Look) -> None:
+    page = window(look, "admin").new_page()
+    try:
+        watched = watch(page)
+        for _ in shoot_acts(page, scene):
+            check_shape(page, look)
+            if look in CHECKED_BY_AXE:
+                check_access(page)
         check_quiet(watched, scene)
     finally:
         page.close()

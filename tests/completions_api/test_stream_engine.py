@@ -59,6 +59,7 @@ CASES = {
     "a warning": {"prompt": "<s>hi "},
     "without ids": {"return_token_ids": False, "max_tokens": 40},
 }
+LONG = 40  # tokens; a few may all be made between two looks at a busy machine
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -72,7 +73,8 @@ def test_the_chunks_joined_are_the_plain_answer(real, name):
     assert stream.is_done, stream
     left_out = ("id", "object", "created")
     assert stream.joined() == {k: v for k, v in plain.json().items() if k not in left_out}
-    assert len(stream.choices()) > 2, "it came in pieces"
+    if fields.get("max_tokens", 0) >= LONG:
+        assert len(stream.choices()) > 2, "it came in pieces"
 
 
 def test_characters_and_stop_strings_come_whole_or_not_at_all(real):

@@ -54,6 +54,13 @@ def test_without_a_compiler_models_are_added_as_eager_and_compiled_ones_refused(
     assert 'mode = "eager" in models.toml' in str(refused.value)
 
 
+def test_a_cache_that_cannot_be_written_is_named_at_start(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    file.touch()
+    with pytest.raises(UnsupportedEngineError, match="TILLER_CACHE_DIR"):
+        check_compiling(file / "compiled")
+
+
 def test_without_headers_of_python_models_are_added_as_eager(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -1,13 +1,15 @@
 """The JSON reader agrees with the standard library on what is good, and refuses twins."""
 
+import gc
 import json
+from contextlib import ExitStack
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from app.errors import InvalidRequestError
-from app.kit.json_body import LARGE, read_object
+from app.kit.json_body import _NO_COLLECTION, LARGE, read_object
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 VALUES = st.recursive(
@@ -70,3 +72,21 @@ def test_depth_is_counted_to_the_level() -> None:
 
 def test_an_escaped_backslash_before_u0000_is_no_nul() -> None:
     assert read_object(rb'{"a":"\\u0000"}', depth_max=3) == {"a": r"\u0000"}
+
+
+@pytest.mark.parametrize("was_enabled", [True, False])
+def test_bodies_that_are_read_at_the_same_time_leave_the_collector_as_it_was(was_enabled):
+    first, second, third = ExitStack(), ExitStack(), ExitStack()
+    before = gc.isenabled()
+    (gc.enable if was_enabled else gc.disable)()
+    try:
+        first.enter_context(_NO_COLLECTION)
+        second.enter_context(_NO_COLLECTION)
+        first.close()
+        third.enter_context(_NO_COLLECTION)
+        second.close()
+        assert not gc.isenabled()
+        third.close()
+        assert gc.isenabled() is was_enabled
+    finally:
+        (gc.enable if before else gc.disable)()

@@ -114,6 +114,19 @@ def test_a_model_is_compiled_where_it_can_be_unless_told_otherwise(
     assert load_catalog(tmp_path / "data/models.toml").get("mine").mode == mode
 
 
+def test_another_mode_of_a_listed_model_is_not_taken_in_silence(tmp_path, capsys):
+    folder = bare_model(tmp_path / "mine", torch_dtype="float16", model_type="llama")
+    data = tmp_path / "data"
+    words = ["add", "mine", "--path", str(folder), "--data-dir", str(data)]
+    assert main([*words, "--mode", "eager"]) == 0
+    assert main(words) == 0
+    assert main([*words, "--mode", "compiled", "--dtype", "float32"]) == 1
+    said = capsys.readouterr().err
+    assert "mode is eager, not compiled" in said
+    assert "dtype is bfloat16, not float32" in said
+    assert str(data / "models.toml") in said
+
+
 def test_a_folder_that_cannot_be_served_is_not_listed(tmp_path, capsys):
     folder = bare_model(tmp_path / "mine", model_type="llama", hidden_size=0)
     data = tmp_path / "data"

@@ -10,6 +10,7 @@ import inspect
 import os
 import shutil
 import sysconfig
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -78,8 +79,18 @@ def usual_mode() -> str:
     return "compiled" if on_cpu and missing_for_compiling() is None else "eager"
 
 
-def check_compiling() -> None:
-    """Raise UnsupportedEngineError when this machine cannot compile a model."""
+def check_compiling(compile_cache: Path | None = None) -> None:
+    """Raise UnsupportedEngineError when this machine cannot compile a model, or keep its code."""
+    if compile_cache is not None:
+        try:
+            compile_cache.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=compile_cache).close()
+        except OSError as error:
+            msg = (
+                f"compiled code cannot be kept in {compile_cache}: {error}; "
+                "set TILLER_CACHE_DIR to a folder that can be written to"
+            )
+            raise UnsupportedEngineError(msg) from error
     if (lack := missing_for_compiling()) is not None:
         msg = (
             f'mode = "compiled" needs {lack}, which is not there; '

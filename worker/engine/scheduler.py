@@ -133,13 +133,16 @@ class GroupingScheduler(Scheduler):
         has_seat = len(self.running) < self.max_num_active_reqs
         if not has_seat or not queue or queue[0].request_id not in self._urgent:
             return
-        manager = self.kv_cache_manager
-        needed = self._blocks_of(queue[0].num_tokens)
+        first, pool = queue[0], self.kv_cache_manager.block_pool
         others = [each for each in self.running if each.request_id not in self._urgent]
-        held = sum(self._blocks_of(each.num_computed_tokens) for each in others)
-        if manager.block_pool.get_num_free_blocks() + held < needed:
+        kept = [each for each in self.running if each.request_id in self._urgent]
+        needed, shared = self._blocks_needed(first)
+        # What urgent requests share with others does not become free, nor does what is shared with
+        # the one that waits.
+        freed = self._blocks_held(others) - self._blocks_held(kept) - shared
+        if pool.get_num_free_blocks() + len(freed) < needed:
             return
-        while others and manager.block_pool.get_num_free_blocks() < needed:
+        while others and pool.get_num_free_blocks() < self._blocks_needed(first)[0]:
             victim = others.pop()
             if not self._request_blocks_can_be_freed(victim):
                 return
@@ -147,9 +150,31 @@ class GroupingScheduler(Scheduler):
             self._preempt_request(victim, time.monotonic())
         self._put_urgent_first()
 
-    def _blocks_of(self, tokens: int) -> int:
-        """Count the blocks of so many tokens; where windows slide, it may be fewer."""
-        return -(-tokens // self.block_size) * len(self.kv_cache_config.kv_cache_groups)
+    def _blocks_needed(self, request: Request) -> tuple[int, set[int]]:
+        """Count the blocks that vLLM must find free before a request starts; name cached ones.
+
+        Those that it finds in the prefix cache are counted when nobody holds them.
+        """
+        manager = self.kv_cache_manager
+        cached, computed, _ = manager.get_computed_blocks(request)
+        tokens = min(request.num_tokens, self.max_model_len)
+        needed = manager.coordinator.get_num_blocks_to_allocate(
+            request_id=request.request_id,
+            num_tokens=tokens,
+            new_computed_blocks=cached.blocks,
+            num_encoder_tokens=0,
+            total_computed_tokens=computed,
+            num_local_computed_tokens=computed,
+            num_tokens_main_model=tokens,
+            apply_admission_cap=True,
+        )
+        return needed, {block.block_id for group in cached.blocks for block in group}
+
+    def _blocks_held(self, requests: list[Request]) -> set[int]:
+        """Name the blocks of some requests, each once however many share it."""
+        manager = self.kv_cache_manager
+        groups = [group for each in requests for group in manager.get_block_ids(each.request_id)]
+        return set().union(*groups) - {manager.block_pool.null_block.block_id}
 
     def _make_room(self) -> None:
         """Let as many more run as urgent ones run, or wait in front: they alone can take it."""

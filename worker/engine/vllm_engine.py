@@ -155,7 +155,7 @@ class VllmEngine:
         prepare_environment(log_level=config.log_level, compile_cache=config.compile_cache)
         vllm_version()
         if config.mode == "compiled":
-            check_compiling()
+            check_compiling(config.compile_cache)
         settings = EngineSettings(
             scratch=str(config.scratch_dir),
             parent_pid=os.getpid(),

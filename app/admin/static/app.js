@@ -75,7 +75,7 @@
     };
     const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
     // 2 k, as the pages write it
-    const short = (value) => compact.format(value).replace("K", "k").replace(/(\d)([kMBT])$/, "$1 $2");
+    const short = (value) => compact.format(value).replace("K", "k").replace("B", "G").replace(/(\d)([kMGT])$/, "$1 $2");
     const written = (value) => (value === null ? "–" : `${short(value)} ${data.unit}`);
     const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
     const chart = new window.uPlot(
@@ -121,6 +121,59 @@
     for (const element of scope.querySelectorAll("[data-chart]")) draw(element);
   };
 
+  // Browsers allow six connections to a host, over all tabs: a hidden tab gives its own back, and
+  // asks for everything anew when it is looked at.
+  class VisibleSource {
+    constructor(url) {
+      this.url = url;
+      this.listeners = [];
+      this.source = null;
+      this.isOver = false;
+      this.follow = () => {
+        if (document.hidden) this.leave();
+        else if (this.source === null && !this.isOver) this.open();
+      };
+      document.addEventListener("visibilitychange", this.follow);
+      this.follow();
+    }
+
+    get readyState() {
+      return this.isOver ? EventSource.CLOSED : (this.source?.readyState ?? EventSource.CONNECTING);
+    }
+
+    open() {
+      this.source = new EventSource(this.url);
+      for (const [name, listener] of this.listeners) this.source.addEventListener(name, listener);
+      this.source.onopen = (event) => this.onopen?.(event);
+      this.source.onerror = (event) => {
+        // Refused for good: who made this one makes another after a while.
+        if (this.source?.readyState === EventSource.CLOSED) this.close();
+        this.onerror?.(event);
+      };
+    }
+
+    leave() {
+      this.source?.close();
+      this.source = null;
+    }
+
+    close() {
+      this.isOver = true;
+      this.leave();
+      document.removeEventListener("visibilitychange", this.follow);
+    }
+
+    addEventListener(name, listener) {
+      this.listeners.push([name, listener]);
+      this.source?.addEventListener(name, listener);
+    }
+
+    removeEventListener(name, listener) {
+      this.listeners = this.listeners.filter(([other, kept]) => other !== name || kept !== listener);
+      this.source?.removeEventListener(name, listener);
+    }
+  }
+
   // Live regions: a person who reads or holds the focus in a region is not disturbed, and
   // everything that moves can be paused. The server sends what changes, once: the newest text that
   // a region was not given is kept for the moment when the region is free.
@@ -129,14 +182,32 @@
   const isHeld = (region) => {
     const selection = document.getSelection();
     const selecting = selection && !selection.isCollapsed && region.contains(selection.anchorNode);
-    return paused || region.contains(document.activeElement) || selecting;
+    const focused = document.activeElement;
+    // A click anywhere on a table that scrolls gives it the focus; that alone holds nothing back.
+    const focusing = region.contains(focused) && !focused.matches(".table");
+    return paused || focusing || selecting;
   };
+  // What a person did to the tables of a region: how far they are scrolled, which has the focus.
+  const tables = (region) => [...region.querySelectorAll(".table")];
+  const placesOf = (region) =>
+    tables(region).map((table) => [table.scrollLeft, table === document.activeElement]);
+  const restore = (region, places) => {
+    openTables();
+    tables(region).forEach((table, index) => {
+      const [left, hadFocus] = places[index] ?? [0, false];
+      table.scrollLeft = left;
+      if (hadFocus) table.focus({ preventScroll: true });
+    });
+  };
+  const places = new WeakMap();
   const catchUp = () => {
     for (const [region, text] of missed) {
       if (region.isConnected && isHeld(region)) continue;
       missed.delete(region);
       if (!region.isConnected) continue;
+      const kept = placesOf(region);
       window.htmx.swap(region, text, { swapStyle: "innerHTML", swapDelay: 0, settleDelay: 0 });
+      restore(region, kept);
       drawAll(region);
       refreshTimes();
     }
@@ -150,11 +221,15 @@
 
   document.addEventListener("htmx:sseBeforeMessage", (event) => {
     missed.delete(event.target);
-    if (!isHeld(event.target)) return;
+    if (!isHeld(event.target)) {
+      places.set(event.target, placesOf(event.target));
+      return;
+    }
     event.preventDefault();
     missed.set(event.target, event.detail.data);
   });
   document.addEventListener("htmx:sseMessage", (event) => {
+    restore(event.target, places.get(event.target) ?? []);
     drawAll(event.target);
     refreshTimes();
   });
@@ -219,6 +294,7 @@
   };
 
   document.addEventListener("DOMContentLoaded", () => {
+    if (window.htmx) window.htmx.createEventSource = (url) => new VisibleSource(url);
     openTables();
     for (const button of document.querySelectorAll("[data-theme-toggle]")) showTheme(button);
     for (const button of document.querySelectorAll("[data-live]")) button.hidden = false;

@@ -50,6 +50,21 @@ def test_a_large_number_is_short(number, text):
 
 
 @pytest.mark.parametrize(
+    ("number", "text"),
+    [(1023, "1023 B"), (1048575, "1 MiB"), (1024 * 1023, "1023 KiB"), (1024**3 - 1, "1 GiB")],
+)
+def test_a_size_never_reaches_1024_of_its_unit(number, text):
+    assert filters.size(number) == text
+
+
+@pytest.mark.parametrize(
+    ("number", "text"), [(0, "0"), (0.04, "< 0.1"), (0.05, "0.1"), (99.94, "99.9"), (99.96, "100")]
+)
+def test_a_rate_that_is_not_zero_does_not_look_like_it(number, text):
+    assert filters.rate(number) == text
+
+
+@pytest.mark.parametrize(
     ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (300 * 2**20, "300 MiB")]
 )
 def test_a_size_has_the_unit_that_fits(number, text):
