@@ -312,7 +312,8 @@ def main() -> None:
             for profile in profiles
             for part, share in profile.shares.items()
         }
-        save("profile", f"profile: where the time goes ({options.mode})", shares, lines)
+        title = f"profile: where the time goes ({options.mode})"
+        save(f"profile_{options.mode}", title, shares, lines)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from tiller.local_stack import running_stack
 
 START_SECONDS: Final = 240.0
 WAIT_SECONDS: Final = 90.0
-LONG_REQUESTS: Final = 12_000  # far more than a slow engine ends while pages are looked at
+LONG_REQUESTS: Final = 60_000  # three quarters of an hour on an idle machine: it must not end
 # Small shards and quick rounds, so that what pages show changes every few seconds.
 ENVIRONMENT: Final = {
     "TILLER_SHARD_REQUESTS_MAX": "16",

@@ -26,7 +26,7 @@ def test_norms_that_cannot_be_read_are_not_known(model):
 
 
 def test_norms_that_were_read_once_stay_known(database_url, model, monkeypatch):
-    database = Database(database_url, wait_seconds=0.1)
+    database = Database(database_url, wait_seconds=2)
     with database.transaction() as conn:
         store_norms(conn, model, NORMS)
     typical = TypicalNorms(database)
