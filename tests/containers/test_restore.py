@@ -29,11 +29,13 @@ from app.main import create_app
 from app.results.orphans import collect_orphan_parts
 from app.stack.postgres import EmbeddedPostgres, _wheel_binaries
 from tests.faults.cluster import Cluster, running_cluster
+from tests.faults.published import post_job
 from tests.fixtures.api import a_key
 from tests.rules.source_tree import ROOT
 
 PAGE = ROOT / "docs" / "operations.md"
 FINISHED, RUNNING = 24, 160
+READS_EVERY = 4
 
 
 def command(program: str, *, holding: str = "") -> list[str]:
@@ -76,23 +78,6 @@ class Told:
     files: dict[str, bytes]
     tokens: dict[int, list[int]]
     tokens_max: int
-
-
-def submit(client: TestClient, count: int) -> str:
-    """Post a Job of requests that all differ; every fourth reads the residual stream."""
-    requests = [
-        {
-            "prompt": [10, 64 + index % 190, 7],
-            "max_tokens": 3,
-            "seed": index,
-            **({"output_residual_stream": [0, 1]} if index % 4 == 0 else {}),
-        }
-        for index in range(count)
-    ]
-    made = client.post("/v1/jobs", json={"model": "tiny", "requests": requests})
-    assert made.status_code == 202, made.text
-    job: str = made.json()["id"]
-    return job
 
 
 def client_of(cluster: Cluster, key: str) -> TestClient:
@@ -140,14 +125,14 @@ def backup(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Told]:
         key = a_key(live.database, balance=1_000_000)[1]
         with client_of(live, key) as client:
             live.start_workers(1, STUB_SECONDS="0.05")
-            finished = submit(client, FINISHED)
+            finished = post_job(client, FINISHED, reads_every=READS_EVERY)
             live.wait(lambda: ended(client, finished), "the first Job")
             files = read_files(client, finished)
-            running = submit(client, RUNNING)
+            running = post_job(client, RUNNING, reads_every=READS_EVERY)
             live.wait(lambda: live.leased_pids() and is_half_done(live, running), "half a Job")
             with (folder / "tiller.dump").open("wb") as dump:
                 in_postgres(live.postgres, command("pg_dump"), stdout=dump)
-            after = submit(client, FINISHED)
+            after = post_job(client, FINISHED, reads_every=READS_EVERY)
             live.wait(lambda: ended(client, running) and ended(client, after), "all Jobs")
             told = Told(
                 key, finished, running, after, files,
@@ -218,7 +203,7 @@ def test_what_was_restored_is_whole_and_runs_on(
         published = {int(path.split(".")[-2]) for path in files if path.startswith("results/")}
         assert min(published) <= told.tokens_max, "parts of before the dump still count"
         assert max(published) > before, "and the rest was published under tokens that were new"
-        later = submit(client, FINISHED)
+        later = post_job(client, FINISHED, reads_every=READS_EVERY)
         restored.wait(lambda: ended(client, later), "a new Job")
     restored.check()
     assert collect_orphan_parts(restored.database, restored.store, older_than_hours=0) > 0

@@ -4,6 +4,7 @@ import io
 from collections.abc import Sequence
 from typing import Any
 
+import httpx
 import numpy as np
 import pyarrow.parquet as pq
 
@@ -35,6 +36,27 @@ def specs_of(count: int, *, special: dict[int, int] | None = None) -> list[Reque
         )
         for index in range(count)
     ]
+
+
+def post_job(client: httpx.Client, count: int, *, reads_every: int, **fields: object) -> str:
+    """Post a Job of requests that all differ, some of which read the residual stream; give its id.
+
+    Request 0 and each `reads_every`-th after it read; `fields` are those of every request.
+    """
+    requests = [
+        {
+            "prompt": [ORDINARY, 64 + index % 190, 7],
+            "max_tokens": 3,
+            "seed": index,
+            **({"output_residual_stream": list(LAYERS)} if index % reads_every == 0 else {}),
+            **fields,
+        }
+        for index in range(count)
+    ]
+    made = client.post("/v1/jobs", json={"model": "tiny", "requests": requests})
+    assert made.status_code == 202, made.text
+    job: str = made.json()["id"]
+    return job
 
 
 def texts_of(cluster: Cluster, job: Job) -> dict[int, Any]:

@@ -12,6 +12,7 @@ import pytest
 from app.completions.spec import spec_from_json
 from app.kit.ids import parse_id
 from tests.faults.cluster import STUB
+from tests.faults.published import post_job
 from tests.faults.stub_engine import answer
 from tests.faults.two_hosts import Far, Host, two_hosts, why_not
 
@@ -19,6 +20,7 @@ lack = why_not()
 # Where everything is tested, a missing program is a fault of that machine's set-up.
 pytestmark = pytest.mark.skipif(lack is not None and "CI" not in os.environ, reason=lack or "")
 REQUESTS = 600
+READS_EVERY = 10
 REAL = os.environ.get("TILLER_TWO_HOSTS") == "real"
 
 
@@ -54,23 +56,6 @@ def tokens_on(far: Far, host: Host) -> set[int]:
         host=host.name,
     )
     return {row["lease_token"] for row in rows}
-
-
-def submit(client: httpx.Client, count: int = REQUESTS, **fields: object) -> str:
-    """Post a Job of requests that all differ; every tenth reads the residual stream."""
-    requests = [
-        {
-            "prompt": [10, 64 + index % 190, 7],
-            "max_tokens": 3,
-            "seed": index,
-            **({"output_residual_stream": [0, 1]} if index % 10 == 0 else {}),
-            **fields,
-        }
-        for index in range(count)
-    ]
-    made = client.post("/v1/jobs", json={"model": "tiny", "requests": requests})
-    assert made.status_code == 202, made.text
-    return made.json()["id"]
 
 
 def hosts_that_published(far: Far, job: str) -> set[str]:
@@ -136,7 +121,7 @@ def wait_ended(far: Far, client: httpx.Client, job: str) -> None:
 def test_one_job_runs_on_both_hosts_and_is_read_by_links_to_s3(hosts):
     far, first, second = hosts
     with far.client() as client:
-        job = submit(client)
+        job = post_job(client, REQUESTS, reads_every=READS_EVERY)
         seen: set[str] = set()
 
         def both() -> bool:
@@ -178,7 +163,7 @@ def test_hosts_have_addresses_of_their_own_and_see_no_folder_of_the_servers(host
 def test_a_host_that_is_cut_off_in_the_middle_loses_and_doubles_nothing(hosts):
     far, first, second = hosts
     with far.client() as client:
-        job = submit(client)
+        job = post_job(client, REQUESTS, reads_every=READS_EVERY)
         taken = far.wait(lambda: tokens_on(far, first), "a lease on the first host")
         first.cut()
         far.wait(lambda: not tokens_on(far, first), "its leases to be ended", 60)
@@ -191,7 +176,7 @@ def test_a_host_that_is_cut_off_in_the_middle_loses_and_doubles_nothing(hosts):
             "SELECT lease_token FROM parts WHERE job_id = %(id)s", id=parse_id("job", job)
         )
         assert not taken & {row["lease_token"] for row in parts}
-        again = submit(client)
+        again = post_job(client, REQUESTS, reads_every=READS_EVERY)
         far.wait(lambda: tokens_on(far, first), "a new lease on the first host", 60)
         wait_ended(far, client, again)
         check_results(far, client, again)
@@ -214,7 +199,14 @@ def test_real_engines_on_two_hosts_survive_a_pulled_cable(tmp_path):
         for host in (first, second):
             far.start_on(host, "worker")
         far.wait(lambda: ready_hosts(far) == {"host-a", "host-b"}, "both engines", 300)
-        job = submit(client, 400, max_tokens=48, min_tokens=48, apply_steering_vectors=steer)
+        job = post_job(
+            client,
+            400,
+            reads_every=READS_EVERY,
+            max_tokens=48,
+            min_tokens=48,
+            apply_steering_vectors=steer,
+        )
         taken = far.wait(lambda: tokens_on(far, first), "a lease on the first host", 60)
         far.wait(lambda: tokens_on(far, second), "a lease on the second host", 60)
         first.cut()

@@ -137,6 +137,8 @@ class GroupingScheduler(Scheduler):
         others = [each for each in self.running if each.request_id not in self._urgent]
         kept = [each for each in self.running if each.request_id in self._urgent]
         needed, shared = self._blocks_needed(first)
+        if pool.get_num_free_blocks() >= needed:
+            return
         # What urgent requests share with others does not become free, nor does what is shared with
         # the one that waits.
         freed = self._blocks_held(others) - self._blocks_held(kept) - shared
