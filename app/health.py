@@ -52,7 +52,7 @@ def get_readiness(request: Request) -> Response:
     database: Database = state.database
     checks: dict[str, Any] = {
         "postgres": _try("postgres", lambda: database.run(_select_one, attempts=1)),
-        "object_store": _try("object_store", state.store.check),
+        "object_store": "ok" if state.store_probe.answers() else "down",
         "redis": "ok" if state.waker.reachable() else "down",
     }
     ready: dict[str, int] = {}

@@ -75,7 +75,7 @@ def _may_read(request: Request, settings: Settings) -> bool:
 
 
 class _Service(Collector):
-    """Asks Postgres and Redis how the service is, at most once in KEPT_SECONDS."""
+    """Asks the parts how the service is, at most once in KEPT_SECONDS."""
 
     def __init__(self, app: FastAPI) -> None:
         self._app = app
@@ -100,6 +100,7 @@ class _Service(Collector):
         waker: Waker = self._app.state.waker
         up = GaugeMetricFamily("tiller_part_up", "1 when the part answers.", labels=["part"])
         up.add_metric(["redis"], float(waker.reachable()))
+        up.add_metric(["object_store"], float(self._app.state.store_probe.answers()))
         try:
             found = database.run(read_service, attempts=1)
         except (*RETRIED, DatabaseUnavailableError) as error:

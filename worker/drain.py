@@ -12,9 +12,11 @@ import logging
 from app.jobs.claims import claim_shards, give_back_shard, report_engine_death
 from app.jobs.records import LeasedShard, WorkerIdentity
 from app.kit.db import ATTEMPTS_MAX, RETRIED, Conn, DatabaseUnavailableError
+from app.storage import StoreError
 from worker.engine.protocol import EngineDeadError
 from worker.heartbeat import Heartbeat
 from worker.outcomes import Errored
+from worker.part_writer import StoreAwayError
 from worker.shard_run import ShardRun, Shop, finish_as_errored
 
 log = logging.getLogger(__name__)
@@ -49,6 +51,7 @@ class Drain:
         self._active: dict[asyncio.Task[None], ShardRun] = {}
         # Suspects and groups: leased, and each runs with nothing beside it.
         self._loners: list[ShardRun] = []
+        self._store_is_away = False  # as far as the last part knew
 
     async def run(self) -> None:
         """Lease and run until nothing can be leased. Raises EngineDeadError after reporting it.
@@ -89,6 +92,8 @@ class Drain:
 
     async def _fill(self) -> None:
         while self._may_lease():
+            if self._store_is_away and not await self.shop.upload(self._store_answers):
+                return  # what is computed now could not be published
             if self._loners:
                 if not self._active:
                     self._start(self._loners.pop())
@@ -139,12 +144,32 @@ class Drain:
         for task in done:
             if task in deaths:
                 continue  # stays in _active, to be reported with all the others
-            run = self._drop(task)
-            if (error := task.exception()) is not None:
-                # The lease runs out and the shard comes back, split. Nothing was published.
-                log.error("shard failed", exc_info=error, extra={"job_id": run.shard.job_id.hex})
+            await self._end(task)
         if deaths:
             raise EngineDeadError("the engine process died") from deaths[0].exception()
+
+    async def _end(self, task: "asyncio.Task[None]") -> None:
+        run, error = self._active.pop(task), task.exception()
+        job = {"job_id": run.shard.job_id.hex}
+        if isinstance(error, StoreAwayError):
+            # Nothing that the shard did: it comes back whole.
+            log.error("the object store stayed away: shard given back", extra=job)
+            self._store_is_away = True
+            await self._return(run)
+            return
+        if error is not None:
+            # The lease runs out and the shard comes back, split. Nothing was published.
+            log.error("shard failed", exc_info=error, extra=job)
+        self._heartbeat.forget(run.watch)
+
+    def _store_answers(self) -> bool:
+        try:
+            self.shop.store.check()
+        except (OSError, StoreError) as error:
+            log.warning("leasing nothing: the object store is away", extra={"error": str(error)})
+            return False
+        self._store_is_away = False
+        return True
 
     async def _report_death(self) -> None:
         """Tell Postgres that the engine died under these shards; error a proven killer."""
@@ -155,7 +180,7 @@ class Drain:
             try:
                 if await self._is_to_blame(run.shard, alone=alone):
                     await finish_as_errored(self.shop, run.shard, ENGINE_DIED)
-            except (*RETRIED, DatabaseUnavailableError) as error:
+            except (*RETRIED, DatabaseUnavailableError, StoreAwayError) as error:
                 # The lease runs out, and the shard comes back split, only not as a suspect.
                 log.warning("engine death not reported", extra={"error": str(error)})
             self._drop(task)
@@ -170,12 +195,15 @@ class Drain:
     async def _return_loners(self) -> None:
         """Give leased shards back that wait for the engine to be theirs alone."""
         while self._loners:
-            run = self._loners.pop()
-            try:
-                await self.shop.call(lambda: self._give_back(run.shard))  # noqa: B023 (awaited)
-            except (*RETRIED, DatabaseUnavailableError) as error:
-                log.warning("shard not given back", extra={"error": str(error)})
-            self._heartbeat.forget(run.watch)
+            await self._return(self._loners.pop())
+
+    async def _return(self, run: ShardRun) -> None:
+        """Give a leased shard back whole; its attempt is not counted."""
+        try:
+            await self.shop.call(lambda: self._give_back(run.shard))
+        except (*RETRIED, DatabaseUnavailableError) as error:
+            log.warning("shard not given back", extra={"error": str(error)})
+        self._heartbeat.forget(run.watch)
 
     def _give_back(self, shard: LeasedShard) -> bool:
         return self.shop.database.run(lambda conn: give_back_shard(conn, shard))

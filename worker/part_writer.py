@@ -2,6 +2,7 @@
 
     add (any order, any thread) -> rows wait for their turn -> files in the spool folder
                                 -> close: fsync, sha256, put -> PublishedPart
+    close, while the store is away -> StoreAwayError, and may be called again
 
 An outcome is turned into rows as soon as it comes: one that no file can hold becomes an error of
 its request alone. Rows are written in order of request_index while the shard still runs. Captured
@@ -35,7 +36,7 @@ from app.results.schema import (
     results_options,
     statistics_options,
 )
-from app.storage import ObjectStore, job_key
+from app.storage import ObjectStore, StoreError, job_key
 from worker.engine.protocol import EngineFacts
 from worker.outcome_rows import memory_bytes, writable_rows
 from worker.outcomes import Outcome, Succeeded, Work
@@ -49,6 +50,10 @@ WAITING_BYTES_MAX = 32 * 1024**2  # rows that wait in memory for an earlier requ
 
 class PartClosedError(Exception):
     """The part was closed, abandoned or broken before; nothing can be added."""
+
+
+class StoreAwayError(Exception):
+    """The store did not take a file of a part; the part is whole, and `close` may try again."""
 
 
 def job_meta(shard: LeasedShard, facts: EngineFacts) -> dict[str, str]:
@@ -117,6 +122,8 @@ class PartWriter:
         self._rows: list[Row] = []
         self._rows_bytes = 0
         self._captures = PartCaptures(self._folder, meta)
+        self._untaken: list[tuple[Path, PublishedFile]] | None = None  # while `close` is not over
+        self._files: tuple[PublishedFile, ...] = ()
         self._put: list[str] = []
         self._ended: str | None = None
 
@@ -157,28 +164,35 @@ class PartWriter:
     def close(self) -> PublishedPart:
         """Write what waits, make the files durable, put them into the store; name them.
 
-        On an error nothing is left in the spool folder, and what was put is deleted again.
+        Raises StoreAwayError when the store did not take a file: then everything is kept, for
+        another `close` or for `abandon`. On any other error nothing is left in the spool folder,
+        and what was put is deleted again.
         """
         with self._files_lock:
-            self._end("closed")
+            if self._untaken is None:
+                self._end("closed")
             try:
-                for index in sorted(self._waiting):
-                    self._write(self._waiting.pop(index))
-                self._flush_results()
-                files = tuple(self._publish())
-            except BaseException:
-                self._clean_up()
-                self._unpublish()
+                if self._untaken is None:
+                    self._untaken = self._finish()
+                    self._files = tuple(file for _, file in self._untaken)
+                self._hand_over(self._untaken)
+            except StoreAwayError:
                 raise
+            except BaseException:
+                self._give_up()
+                raise
+            self._untaken = None
             self._clean_up()
-        return PublishedPart(files)
+        return PublishedPart(self._files)
 
     def abandon(self) -> None:
-        """Delete everything that was written; no effect after `close`."""
+        """Delete everything that was written and put; no effect after `close` has returned."""
         with self._files_lock:
             if self._ended is None:
                 self._end("abandoned")
                 self._clean_up()
+            elif self._untaken is not None:
+                self._give_up()
 
     def withdraw(self) -> None:
         """Delete what `close` put into the store, after the lease turned out to be lost."""
@@ -282,25 +296,44 @@ class PartWriter:
             self._rows = []
             self._rows_bytes = 0
 
-    def _publish(self) -> list[PublishedFile]:
+    def _finish(self) -> list[tuple[Path, PublishedFile]]:
+        """End every file of the spool, and name what it will be in the store."""
+        for index in sorted(self._waiting):
+            self._write(self._waiting.pop(index))
+        self._flush_results()
         token, first = self._shard.lease_token, self._shard.first_index
-        files = [self._put_file(self._results.finish(), "results", results_path(first, token))]
-        files += [self._put_capture(capture) for capture in self._captures.finish()]
+        files = [self._file(self._results.finish(), "results", results_path(first, token))]
+        files += [self._capture_file(capture) for capture in self._captures.finish()]
         if self._captures:
             moments = ParquetFile(
                 self._folder / "moments", MOMENTS, statistics_options(), self._meta
             )
             moments.write(moments_table(self._captures.moments))
-            files.append(self._put_file(moments.finish(), "moments", moments_path(first, token)))
+            files.append(self._file(moments.finish(), "moments", moments_path(first, token)))
         return files
 
-    def _put_capture(self, finished: FinishedCapture) -> PublishedFile:
+    def _hand_over(self, untaken: list[tuple[Path, PublishedFile]]) -> None:
+        while untaken:
+            path, file = untaken[0]
+            key = job_key(self._shard.job_id, file.path)
+            self._put.append(key)
+            try:
+                self._store.take_file(path, key)
+            except (OSError, StoreError) as error:
+                if not path.exists():
+                    raise
+                raise StoreAwayError(str(error)) from error
+            untaken.pop(0)
+
+    def _capture_file(self, finished: FinishedCapture) -> tuple[Path, PublishedFile]:
         token, first = self._shard.lease_token, self._shard.first_index
         is_stream = finished.capture == RESIDUAL_STREAM
         path = capture_path(finished.capture, finished.layer, first, token)
         shape = finished.holds.shape
-        return replace(
-            self._put_file(finished.written, "activations" if is_stream else "captures", path),
+        kind: FileKind = "activations" if is_stream else "captures"
+        local, file = self._file(finished.written, kind, path)
+        return local, replace(
+            file,
             layer=finished.layer,
             capture=None if is_stream else finished.capture,
             site=shape.site.value,
@@ -309,11 +342,8 @@ class PartWriter:
             width=finished.holds.width,
         )
 
-    def _put_file(self, written: WrittenFile, kind: FileKind, path: str) -> PublishedFile:
-        key = job_key(self._shard.job_id, path)
-        self._put.append(key)
-        self._store.take_file(written.path, key)
-        return PublishedFile(
+    def _file(self, written: WrittenFile, kind: FileKind, path: str) -> tuple[Path, PublishedFile]:
+        return written.path, PublishedFile(
             path=path,
             kind=kind,
             rows=written.rows,
@@ -322,6 +352,11 @@ class PartWriter:
             first_index=self._shard.first_index,
             end_index=self._end_index,
         )
+
+    def _give_up(self) -> None:
+        self._untaken = None
+        self._clean_up()
+        self._unpublish()
 
     def _unpublish(self) -> None:
         while self._put:

@@ -77,6 +77,7 @@ class WorkerService:
         self._store = open_store(settings.object_store)
         self._speed = Speedometer()
         self._threads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="blocking")
+        self._uploads = ThreadPoolExecutor(max_workers=4, thread_name_prefix="upload")
         self._loop = asyncio.new_event_loop()
         self._engine: Engine | None = None
         self._drain: Drain | None = None
@@ -151,7 +152,8 @@ class WorkerService:
             self._quietly(lambda: self._call(engine.shutdown(), timeout=15))
         self._heartbeat.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._threads, self._uploads):
+            pool.shutdown(wait=False, cancel_futures=True)
         self._database.close()
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -217,8 +219,10 @@ class WorkerService:
             shelf=shelf,
             room=asyncio.Semaphore(max(1, int(facts.max_num_seqs * settings.in_flight_factor))),
             threads=self._threads,
+            uploads=self._uploads,
             speed=self._speed,
             stopping=self.stopping,
+            store_patience_seconds=settings.store_patience_seconds,
             open_part=open_part,
         )
         return Drain(

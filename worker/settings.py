@@ -34,6 +34,11 @@ class WorkerSettings(BaseSettings):
     claim_poll_seconds: float = Field(
         0.5, description="Pause between two looks for more work while the engine is not full."
     )
+    store_patience_seconds: float = Field(
+        600.0,
+        description="How long finished parts wait for an object store that is away, in seconds; "
+        "then their shards run again.",
+    )
     shutdown_seconds: float = Field(
         20.0, description="How long running requests may go on after SIGTERM, in seconds."
     )

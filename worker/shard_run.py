@@ -1,6 +1,7 @@
 """One leased shard on its way through the engine: start, collect, publish, finish.
 
     load work -> run requests (in index order, as the engine has room) -> part files
+              -> object store (waited for while it is away)
               -> one fenced transaction: states, charges, part
 
 Every request gets exactly one outcome. What was not started when the worker stops or the Job is
@@ -10,18 +11,19 @@ reproducible Job is a group: it starts all at once, and what does not end whole 
 """
 
 import asyncio
+import contextlib
 import contextvars
 import itertools
 import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar, cast
 
 from app.completions.salt import salt_for
 from app.completions.spec import spec_from_json
 from app.jobs.claims import finish_shard, load_work, split_off
-from app.jobs.records import LeasedShard, RequestResult
+from app.jobs.records import LeasedShard, PublishedPart, RequestResult
 from app.jobs.states import RequestState
 from app.kit.db import Database
 from app.kit.ids import public_id
@@ -32,12 +34,14 @@ from worker.engine.protocol import Engine, EngineRequestError, Group
 from worker.failpoints import failpoint
 from worker.heartbeat import LeaseWatch, Speedometer
 from worker.outcomes import Cancelled, Errored, Outcome, Succeeded, Work
-from worker.part_writer import PartWriter
+from worker.part_writer import PartWriter, StoreAwayError
 from worker.stopping import Stopping
 from worker.vectors import VectorShelf, vector_ids
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+STORE_RETRY_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,14 +54,24 @@ class Shop:
     shelf: VectorShelf
     room: asyncio.Semaphore  # requests that the engine may hold at once
     threads: Executor
+    uploads: Executor  # a store that hangs must not hold up anything else
     speed: Speedometer
     stopping: Stopping
+    store_patience_seconds: float  # how long a finished part waits for a store that is away
     open_part: Callable[[LeasedShard], PartWriter]
 
     async def call(self, work: Callable[[], T]) -> T:
         """Run blocking work (Postgres, files) off the engine's event loop."""
-        inside = contextvars.copy_context()  # log lines of a thread name the Job, too
-        return await asyncio.get_running_loop().run_in_executor(self.threads, inside.run, work)
+        return await _call(self.threads, work)
+
+    async def upload(self, work: Callable[[], T]) -> T:
+        """Run work that waits for the object store, beside everything else."""
+        return await _call(self.uploads, work)
+
+
+async def _call(threads: Executor, work: Callable[[], T]) -> T:
+    inside = contextvars.copy_context()  # log lines of a thread name the Job, too
+    return await asyncio.get_running_loop().run_in_executor(threads, inside.run, work)
 
 
 class ShardRun:
@@ -89,9 +103,11 @@ class ShardRun:
         return len(self._in_engine)
 
     async def run(self) -> None:
-        """Run the shard to its end, whatever that is. Raises EngineDeadError when the engine died.
+        """Run the shard to its end, whatever that is.
 
-        The lease is then still held: the caller reports the death for all shards at once.
+        Raises EngineDeadError when the engine died: the caller reports it for all shards at once;
+        StoreAwayError when the store stayed away: the caller gives the shard back. The lease is
+        still held then.
         """
         job = public_id("job", self.shard.job_id)
         try:
@@ -261,7 +277,7 @@ class ShardRun:
     async def _finish(
         self, shard: LeasedShard, results: list[RequestResult], writer: PartWriter
     ) -> None:
-        part = await self.shop.call(writer.close)
+        part = await self._close(writer)
         failpoint("part_published")
         database = self.shop.database
         landed = await self.shop.call(
@@ -274,6 +290,24 @@ class ShardRun:
             return
         log.info("shard published", extra={"requests": len(results)})
         await self.shop.call(lambda: finalize_job(database, self.shop.store, shard.job_id))
+
+    async def _close(self, writer: PartWriter) -> PublishedPart:
+        """Put the part into the store; while that is away what was computed is kept for it.
+
+        Raises StoreAwayError when the worker has to stop, when the lease is lost or the patience
+        is over.
+        """
+        until = self._loop.time() + self.shop.store_patience_seconds
+        while True:
+            try:
+                return await self.shop.upload(writer.close)
+            except StoreAwayError as error:
+                log.warning("the object store is away", extra={"error": str(error)})
+                if self.watch.lost or self.shop.stopping.is_hard or self._loop.time() >= until:
+                    raise
+            self._wakeup.clear()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._wakeup.wait(), STORE_RETRY_SECONDS)
 
 
 def read_work(database: Database, shard: LeasedShard) -> list[Work]:
@@ -309,7 +343,7 @@ def as_result(item: Work, outcome: Outcome) -> RequestResult:
 
 async def finish_as_errored(shop: Shop, shard: LeasedShard, error: Errored) -> None:
     """Publish a shard whose one request killed the engine, alone, for the third time."""
-    run = ShardRun(shop, shard)
+    run = ShardRun(replace(shop, store_patience_seconds=0.0), shard)
     work = await shop.call(lambda: read_work(shop.database, shard))
     writer = shop.open_part(shard)
     try:

@@ -196,7 +196,9 @@ class ObjectStore:
         return obstore.sign(self._signer, "GET", key, timedelta(seconds=seconds))
 
     def check(self) -> None:
-        """Prove that the store can be reached; raises what the store raises."""
+        """Prove that the store can be reached; raises what the store raises, or OSError."""
+        if self._folder is not None and not self._folder.is_dir():
+            raise NotADirectoryError(self._folder)
         self.head("health")
 
     def delete_stale_uploads(self, before: datetime) -> int:

@@ -112,3 +112,14 @@ def _rows(cluster: Cluster, job: Job, kind: str, columns: list[str]) -> list[dic
         table = pq.read_table(io.BytesIO(content), columns=columns)
         rows += [{**row, "layer": file["layer"]} for row in table.to_pylist()]
     return rows
+
+
+def settle_down(cluster: Cluster, job: Job, specs, *, without=frozenset()) -> None:
+    """Wait for the end of a Job and check everything about it."""
+    cluster.wait_finished(job)
+    cluster.check()
+    assert_as_in_a_clean_run(cluster, job, specs, without=without)
+    ended = cluster.job(job)
+    served = [specs[index] for index in range(len(specs)) if index not in without]
+    assert ended.n_succeeded == len(served)
+    assert ended.tokens_charged == sum(spec.tokens_held for spec in served)

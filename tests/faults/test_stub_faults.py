@@ -12,7 +12,7 @@ import pytest
 from app.jobs.lifecycle import cancel_job
 from app.jobs.records import Job
 from tests.faults.cluster import RECONCILE_SECONDS, Cluster, running_cluster
-from tests.faults.published import assert_as_in_a_clean_run, specs_of, texts_of
+from tests.faults.published import settle_down, specs_of, texts_of
 from tests.faults.stub_engine import DIES, FAILS, HANGS
 from worker.failpoints import KILLED
 
@@ -62,17 +62,6 @@ def tokens_of(cluster: Cluster, pid: int) -> set[int]:
         pid=pid,
     )
     return {row["lease_token"] for row in rows}
-
-
-def settle_down(cluster: Cluster, job: Job, specs, *, without=frozenset()) -> None:
-    """Wait for the end of a Job and check everything about it."""
-    cluster.wait_finished(job)
-    cluster.check()
-    assert_as_in_a_clean_run(cluster, job, specs, without=without)
-    ended = cluster.job(job)
-    served = [specs[index] for index in range(len(specs)) if index not in without]
-    assert ended.n_succeeded == len(served)
-    assert ended.tokens_charged == sum(spec.tokens_held for spec in served)
 
 
 def test_workers_killed_in_the_middle_of_jobs_lose_and_double_nothing(cluster):

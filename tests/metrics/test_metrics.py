@@ -10,7 +10,11 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.main import create_app
 from app.reconcile.samples import take_sample
 from app.reconcile.steps import audit
+from app.storage import StoreProbe
 from tests.fixtures.api import Api, a_key, settings_for
+from tests.fixtures.away import store_away
+
+__all__ = ["store_away"]
 
 TOKEN = "a token for tests only"
 ID = re.compile(r"[0-9a-f]{8}")
@@ -90,6 +94,14 @@ def test_jobs_queues_tokens_and_invariants_are_told(scraped):
     assert found["tiller_invariant_violations", (("rule", "L1"),)] == 0
     assert found["tiller_part_up", (("part", "postgres"),)] == 1
     assert found["tiller_part_up", (("part", "redis"),)] == 1
+    assert found["tiller_part_up", (("part", "object_store"),)] == 1
+
+
+def test_a_store_that_is_away_is_told(scraped, store_away):
+    api, scrape = scraped
+    api.client.app.state.store_probe = StoreProbe(store_away)
+    assert scrape()["tiller_part_up", (("part", "object_store"),)] == 0
+    assert api.client.get("/readyz").json()["checks"]["object_store"] == "down"
 
 
 def test_a_broken_rule_and_a_late_lease_are_seen(scraped):

@@ -11,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from app.jobs.records import LeasedShard, PublishedPart
+from app.results.parquet_file import ParquetFile
 from app.results.schema import RESULTS, row_group_rows
 from app.storage import ObjectStore, job_key, open_store
 from tests.results.samples import (
@@ -26,7 +27,7 @@ from tests.results.samples import (
 )  # fmt: skip
 from worker import part_writer
 from worker.outcomes import Cancelled, Errored
-from worker.part_writer import PartClosedError
+from worker.part_writer import PartClosedError, StoreAwayError
 
 
 @pytest.fixture
@@ -212,8 +213,9 @@ def test_nothing_is_left_in_the_spool_or_of_the_captures(
         assert bool(found) == (end == "close")
 
 
-def test_a_failed_put_leaves_neither_spool_files_nor_objects(
-    store: ObjectStore, objects: Path, tmp_path: Path
+@pytest.mark.parametrize("end", ["close", "abandon"])
+def test_a_store_that_refuses_a_file_is_tried_again_until_the_part_is_given_up(
+    store: ObjectStore, objects: Path, tmp_path: Path, end: str
 ) -> None:
     shard = a_shard(end=2)
     run = a_run(0, tmp_path / "mapped")
@@ -222,10 +224,45 @@ def test_a_failed_put_leaves_neither_spool_files_nor_objects(
     blocked = objects / job_key(shard.job_id, "activations")
     blocked.parent.mkdir(parents=True)
     blocked.write_bytes(b"a file where a folder must be")
-    with pytest.raises(OSError, match="activations"):
-        writer.close()
+    for _ in range(2):
+        with pytest.raises(StoreAwayError, match="activations"):
+            writer.close()
+    assert everything_in(tmp_path / "spool") != []
+    with pytest.raises(PartClosedError):
+        writer.add(*a_plain_run(1))
+    if end == "abandon":
+        writer.abandon()
+        assert everything_in(objects) == [blocked]
+    else:
+        blocked.unlink()
+        part = writer.close()
+        assert sorted(job_key(shard.job_id, file.path) for file in part.files) == sorted(
+            str(path.relative_to(objects)) for path in everything_in(objects)
+        )
+        assert len({file.path for file in part.files}) == len(part.files) > 1
+        for file in part.files:
+            data = (objects / job_key(shard.job_id, file.path)).read_bytes()
+            assert hashlib.sha256(data).hexdigest() == file.sha256
     assert everything_in(tmp_path / "spool") == []
-    assert everything_in(objects) == [blocked]
+    assert not run.captured_file.exists()
+    with pytest.raises(PartClosedError):
+        writer.close()
+
+
+def test_a_file_that_cannot_be_finished_leaves_neither_spool_files_nor_objects(
+    store: ObjectStore, objects: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = a_run(0, tmp_path / "mapped")
+    writer = open_part(a_shard(end=1), store, tmp_path / "spool")
+    writer.add(run.work, run.outcome)
+
+    def full_disk(_file: ParquetFile) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(ParquetFile, "finish", full_disk)
+    with pytest.raises(OSError, match="No space"):
+        writer.close()
+    assert everything_in(tmp_path / "spool") == everything_in(objects) == []
     assert not run.captured_file.exists()
 
 

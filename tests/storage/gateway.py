@@ -25,19 +25,30 @@ class Gateway:
         """Make an empty bucket and serve it; returns when it answers."""
         folder.mkdir(parents=True, exist_ok=True)
         self.endpoint = f"http://{address}:{port or _free_port(address)}"
-        juicefs = str(Path(sys.prefix) / "bin" / "juicefs")
-        metadata = f"sqlite3://{folder / 'metadata.db'}"
+        self._folder = folder
+        self._juicefs = str(Path(sys.prefix) / "bin" / "juicefs")
+        self._metadata = f"sqlite3://{folder / 'metadata.db'}"
         format_options = ["--storage", "file", "--bucket", f"{folder / 'blocks'}/"]
         subprocess.run(
-            [juicefs, "format", *format_options, "--trash-days", "0", metadata, BUCKET],
+            [self._juicefs, "format", *format_options, "--trash-days", "0", self._metadata, BUCKET],
             check=True,
             capture_output=True,
         )
+        self.start()
+
+    def start(self) -> None:
+        """Serve the bucket, also once more after `stop`; returns when it answers."""
+        folder, address = self._folder, self.endpoint.split("//")[1]
         serve_options = ["--no-banner", "--keep-etag", "--no-bgjob", "--hide-dir-object"]
-        serve_options += ["--metrics", f"{address}:0", "--log", str(folder / "gateway.log")]
+        serve_options += [
+            "--metrics",
+            f"{address.split(':')[0]}:0",
+            "--log",
+            str(folder / "gateway.log"),
+        ]
         with (folder / "output.log").open("ab") as output:
             self.process = subprocess.Popen(
-                [juicefs, "gateway", *serve_options, metadata, self.endpoint.split("//")[1]],
+                [self._juicefs, "gateway", *serve_options, self._metadata, address],
                 env={
                     **os.environ,
                     "HOME": str(folder),

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from app.completions.spec import RequestSpec
-from app.jobs.records import LeasedShard, WorkerIdentity, WorkerStats
+from app.jobs.records import LeasedShard, PublishedPart, WorkerIdentity, WorkerStats
 from app.kit.db import Database
 from app.storage import ObjectStore, open_store
 from tests.faults.stub_engine import StubEngine
@@ -21,7 +21,7 @@ from worker.engine.protocol import Group
 from worker.engine.vectors import VectorCache
 from worker.heartbeat import Heartbeat, Speedometer
 from worker.outcomes import Outcome
-from worker.part_writer import PartWriter, job_meta
+from worker.part_writer import PartWriter, StoreAwayError, job_meta
 from worker.shard_run import ShardRun, Shop
 from worker.stopping import Stopping
 from worker.vectors import VectorShelf
@@ -68,6 +68,19 @@ class HeldEngine(StubEngine):
         self.present = asyncio.Event()
 
 
+class KnownPart(PartWriter):
+    """The real writer; says whether the store refused it."""
+
+    was_refused = False
+
+    def close(self) -> PublishedPart:
+        try:
+            return super().close()
+        except StoreAwayError:
+            self.was_refused = True
+            raise
+
+
 class Bench:
     """One worker's parts in this process; made inside the running event loop."""
 
@@ -80,7 +93,7 @@ class Bench:
         self.threads = ThreadPoolExecutor(max_workers=4)
         self.identity: WorkerIdentity = builders.a_worker()
         self.spool = folder / "spool"
-        self.parts: list[PartWriter] = []
+        self.parts: list[KnownPart] = []
         vectors = folder / "vectors"
         self.shop = Shop(
             database=database,
@@ -89,8 +102,10 @@ class Bench:
             shelf=VectorShelf(database, VectorCache(vectors), vectors, 10**6),
             room=asyncio.Semaphore(ROOM),
             threads=self.threads,
+            uploads=self.threads,
             speed=Speedometer(),
             stopping=self.stopping,
+            store_patience_seconds=60.0,
             open_part=self.open_part,
         )
         self.heartbeat = Heartbeat(
@@ -105,9 +120,14 @@ class Bench:
     def open_part(self, shard: LeasedShard) -> PartWriter:
         """Open the real writer."""
         facts = self.engine.facts
-        part = PartWriter(self.spool, self.store, job_meta(shard, facts), shard, facts)
+        part = KnownPart(self.spool, self.store, job_meta(shard, facts), shard, facts)
         self.parts.append(part)
         return part
+
+    @property
+    def parts_refused(self) -> int:
+        """Count the parts that the store did not take at first."""
+        return sum(part.was_refused for part in self.parts)
 
     def drain(self, *, shards_max: int = 4, **changes: Any) -> Drain:
         """Make a Drain over these parts."""
@@ -120,9 +140,20 @@ class Bench:
             shards_max=shards_max,
         )
 
-    def lease(self, builders: Builders) -> ShardRun:
+    def take_store_away(self) -> None:
+        """Move the store's folder to another place, and put a file where it was."""
+        objects = self.folder / "objects"
+        objects.rename(self.folder / "objects-away")
+        objects.write_text("a file where the store's folder was")
+
+    def bring_store_back(self) -> None:
+        """Undo `take_store_away`."""
+        (self.folder / "objects").unlink()
+        (self.folder / "objects-away").rename(self.folder / "objects")
+
+    def lease(self, builders: Builders, **changes: Any) -> ShardRun:
         """Lease the next shard and watch its lease."""
-        run = ShardRun(self.shop, builders.a_lease(self.identity))
+        run = ShardRun(replace(self.shop, **changes), builders.a_lease(self.identity))
         self.heartbeat.watch(run.watch)
         return run
 
@@ -139,6 +170,14 @@ class Bench:
         async with asyncio.timeout(seconds):
             while not condition():  # noqa: ASYNC110 (Postgres sets no event)
                 await asyncio.sleep(0.005)
+
+
+def shards(database: Database) -> list[dict[str, Any]]:
+    """Say of every shard where it is."""
+    with database.transaction() as conn:
+        return conn.execute(
+            "SELECT first_index, end_index, state, attempt FROM shards ORDER BY first_index"
+        ).fetchall()
 
 
 @pytest.fixture

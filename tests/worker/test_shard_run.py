@@ -10,20 +10,13 @@ from app.jobs.lifecycle import cancel_job
 from app.steering.spec import FOREVER, Capture, Direction, Reduce, Site
 from tests.checker import check_everything
 from tests.fixtures.builders import a_spec
-from tests.worker.conftest import ROOM
+from tests.worker.conftest import ROOM, shards
 from worker.part_writer import PartWriter
 
 
 def execute(database, query, *values):
     with database.transaction() as conn:
         conn.execute(query, values)
-
-
-def shards(database):
-    with database.transaction() as conn:
-        return conn.execute(
-            "SELECT first_index, end_index, state, attempt FROM shards ORDER BY first_index"
-        ).fetchall()
 
 
 @pytest.mark.asyncio
@@ -244,20 +237,6 @@ async def test_a_stop_gives_waiting_suspects_back_at_once(bench_of, database, bu
         (4, 8, "pending", 0),
     ]
     check_everything(database, bench.store)
-
-
-@pytest.mark.asyncio
-async def test_a_shard_that_cannot_be_published_is_not_kept_alive(bench_of, database, builders):
-    """Its lease must be allowed to run out, or nobody else would ever run it."""
-    builders.a_job(requests=4, shard_size=4)
-    async with bench_of() as bench:
-        (bench.folder / "objects").rmdir()
-        (bench.folder / "objects").write_text("a file where the store's folder was")
-        bench.engine.release()
-        await bench.drain().run()
-        assert bench.heartbeat.leases == 0
-        assert bench.left_in_spool() == []
-    assert [row["state"] for row in shards(database)] == ["leased"]
 
 
 @pytest.mark.asyncio

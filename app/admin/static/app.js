@@ -277,7 +277,7 @@
       button.setAttribute("aria-expanded", "false");
       button.focus();
     }
-    for (const confirm of document.querySelectorAll("details.confirm[open]")) {
+    for (const confirm of document.querySelectorAll("details:has(form)[open]")) {
       confirm.open = false;
       confirm.querySelector("summary").focus();
     }
