@@ -141,6 +141,25 @@ def test_a_person_logs_in_and_cancels_a_job_by_keyboard(opens: Opens, scene: Sce
     expect(row).to_contain_text(re.compile("state (queued|in progress|in_progress) → cancelling"))
 
 
+@pytest.mark.parametrize("path", ["/admin/jobs/{running}", "/admin/accounts/{local}"])
+def test_escape_closes_whatever_asks_for_something(opens: Opens, scene: Scene, path: str) -> None:
+    page = opens("admin")
+    page.goto(scene.path(path))
+    settle(page)
+    asking = page.locator("details:has(form)")
+    for place in asking.all():
+        summary = place.locator("summary")
+        summary.focus()
+        page.keyboard.press("Enter")
+        expect(place).to_have_attribute("open", "")
+        page.keyboard.press("Tab")
+        expect(summary).not_to_be_focused()
+        page.keyboard.press("Escape")
+        expect(place).not_to_have_attribute("open", "")
+        expect(summary).to_be_focused()
+    assert asking.count() >= 1
+
+
 def tab_to(page: Page, selector: str) -> None:
     """Press Tab until an element has the focus."""
     for _ in range(TABS_MAX):

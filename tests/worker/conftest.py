@@ -1,7 +1,7 @@
 """A worker's inside without its process: Drain and ShardRun around an engine that tests hold."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -145,6 +145,16 @@ class Bench:
         objects = self.folder / "objects"
         objects.rename(self.folder / "objects-away")
         objects.write_text("a file where the store's folder was")
+
+    async def start_without_store(
+        self, work: Coroutine[Any, Any, None], *, parts: int = 1
+    ) -> "asyncio.Task[None]":
+        """Start work while the store is away; returns when so many parts were refused."""
+        self.take_store_away()
+        self.engine.release()
+        task = asyncio.create_task(work)
+        await self.until(lambda: self.parts_refused == parts)
+        return task
 
     def bring_store_back(self) -> None:
         """Undo `take_store_away`."""

@@ -1,7 +1,5 @@
 """An object store that goes away and comes back: what was computed waits, and nothing is split."""
 
-import asyncio
-
 import pytest
 
 from app.jobs.lifecycle import cancel_job
@@ -20,10 +18,7 @@ async def test_finished_parts_wait_for_the_store_and_no_request_runs_twice(
 ):
     job = builders.a_job(requests=8, shard_size=4)
     async with bench_of() as bench:
-        bench.take_store_away()
-        bench.engine.release()
-        task = asyncio.create_task(bench.drain().run())
-        await bench.until(lambda: bench.parts_refused == 2)
+        task = await bench.start_without_store(bench.drain().run(), parts=2)
         assert states(database) == [(0, 4, "leased", 1), (4, 8, "leased", 1)]
         bench.bring_store_back()
         await task
@@ -63,10 +58,7 @@ async def test_a_store_that_stays_away_gives_shards_back_whole_and_stops_leasing
 async def test_a_worker_that_stops_meanwhile_gives_its_shard_back(bench_of, database, builders):
     builders.a_job(requests=4, shard_size=4)
     async with bench_of() as bench:
-        bench.take_store_away()
-        bench.engine.release()
-        task = asyncio.create_task(bench.drain().run())
-        await bench.until(lambda: bench.parts_refused == 1)
+        task = await bench.start_without_store(bench.drain().run())
         bench.stopping.abort("its time is over")
         await task
         assert bench.left_in_spool() == []
@@ -77,11 +69,8 @@ async def test_a_worker_that_stops_meanwhile_gives_its_shard_back(bench_of, data
 async def test_a_lease_lost_meanwhile_leaves_nothing_behind(bench_of, database, builders):
     builders.a_job(requests=4, shard_size=4)
     async with bench_of() as bench:
-        bench.take_store_away()
-        bench.engine.release()
         run = bench.lease(builders)
-        task = asyncio.create_task(run.run())
-        await bench.until(lambda: bench.parts_refused == 1)
+        task = await bench.start_without_store(run.run())
         with database.transaction() as conn:
             conn.execute(
                 "UPDATE shards SET state = 'pending', lease_token = NULL, worker_id = NULL,"
@@ -100,10 +89,7 @@ async def test_a_lease_lost_meanwhile_leaves_nothing_behind(bench_of, database, 
 async def test_a_job_cancelled_meanwhile_keeps_what_was_computed(bench_of, database, builders):
     job = builders.a_job(requests=4, shard_size=4)
     async with bench_of() as bench:
-        bench.take_store_away()
-        bench.engine.release()
-        task = asyncio.create_task(bench.drain().run())
-        await bench.until(lambda: bench.parts_refused == 1)
+        task = await bench.start_without_store(bench.drain().run())
         with database.transaction() as conn:
             cancel_job(conn, job.id)
         bench.bring_store_back()
