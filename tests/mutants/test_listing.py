@@ -10,6 +10,7 @@ from tests.mutants.listing import Mutant, read_mutants, source_of
 from tests.rules.source_tree import ROOT
 
 MUTANTS = read_mutants()
+TESTS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.name)
@@ -25,7 +26,7 @@ def test_the_tests_of_a_mutant_exist(mutant: Mutant) -> None:
     for name in mutant.tests:
         file, _, function = name.partition("::")
         tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
-        names = {node.name for node in tree.body if isinstance(node, ast.FunctionDef)}
+        names = {node.name for node in tree.body if isinstance(node, TESTS)}
         assert function in names or not function, name
 
 

@@ -1,5 +1,7 @@
 """An object store that goes away and comes back: what was computed waits, and nothing is split."""
 
+import asyncio
+
 import pytest
 
 from app.jobs.lifecycle import cancel_job
@@ -38,7 +40,7 @@ async def test_a_store_that_stays_away_gives_shards_back_whole_and_stops_leasing
         bench.take_store_away()
         bench.engine.release()
         drain = bench.drain(shards_max=1, store_patience_seconds=0.0)
-        await drain.run()
+        await asyncio.wait_for(drain.run(), 20)
         assert states(database) == [(at, at + 2, "pending", 0) for at in (0, 2, 4, 6)]
         assert bench.engine.requests_run == 2, (
             "the second shard was leased while nothing can be published"
