@@ -5,10 +5,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, expect
 
 from tests.browser.chromium import launched, why_not
 from tests.browser.served import Scene, served
+
+# A condition that comes true ends the wait; only a failing test takes so long.
+EXPECT_MILLISECONDS = 30_000
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -28,6 +31,7 @@ def chromium() -> Iterator[Browser]:
         if os.environ.get("CI") or os.environ.get("TILLER_NEEDS_CHROMIUM"):
             pytest.fail(reason)
         pytest.skip(reason)
+    expect.set_options(timeout=EXPECT_MILLISECONDS)
     with launched() as browser:
         yield browser
 

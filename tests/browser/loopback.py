@@ -24,7 +24,7 @@ from app.settings import Settings
 from tests.admin.people import SAME_ORIGIN
 from tests.fixtures.api import PEPPER, settings_for
 
-WAIT_SECONDS = 20.0
+WAIT_SECONDS = 60.0
 CONTEXT_TOKENS = 4096  # of the tiny model, so that prompts may be long
 
 

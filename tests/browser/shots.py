@@ -72,12 +72,14 @@ def shoot_acts(page: Page, scene: Scene) -> Iterator[str]:
     yield "account-open"
     page.locator("form[action$='/tokens/ask']").get_by_label("Tokens").fill("250 000")
     page.locator("form[action$='/tokens/ask']").get_by_label("Reason").fill("more for the study")
-    page.get_by_role("button", name="Show what will happen").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Show what will happen").click()
     yield "tokens"
     page.goto(account)
     page.get_by_text("New key", exact=True).click()
     page.get_by_label("Name").fill("another notebook")
-    page.get_by_role("button", name="Create the key").click()
+    with page.expect_navigation():
+        page.get_by_role("button", name="Create the key").click()
     yield "key"
     page.goto(f"{account}?said=grant")
     yield "account-said"

@@ -122,6 +122,7 @@ def test_the_skip_link_leads_past_the_menu(opens: Opens) -> None:
 def test_a_person_logs_in_and_cancels_a_job_by_keyboard(opens: Opens, scene: Scene) -> None:
     page, job = opens(None), scene.submit("Cancelled by keyboard", requests=400)
     page.goto(f"/admin/jobs/{job}")
+    expect(page.locator("[autofocus]")).to_be_focused()
     page.keyboard.type(scene.keys["operator"])
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", level=1)).to_have_text("Cancelled by keyboard")

@@ -78,7 +78,7 @@ def test_what_only_a_click_shows_is_sound(window: Windows, scene: Scene, look: L
 
 def check_shape(page: Page, look: Look) -> None:
     """One heading, nothing wider than the window; on a phone no table scrolls sideways either."""
-    assert page.locator("h1").count() == 1
+    expect(page.locator("h1")).to_have_count(1)
     over = page.evaluate(
         "document.documentElement.scrollWidth - document.documentElement.clientWidth"
     )

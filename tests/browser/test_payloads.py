@@ -48,7 +48,7 @@ from tests.browser.visitor import Visitor, missing_in, visiting
 from tests.fixtures.servers import cloned
 
 REFLECTED = [together(texts) for texts in packed(PAYLOADS, 180)]
-BITE_SECONDS = 15.0
+BITE_SECONDS = 60.0
 NOTES = [together(texts) for texts in packed(PAYLOADS, 480, most=50)]
 
 

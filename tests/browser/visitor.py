@@ -137,7 +137,7 @@ class Visitor:
 def visiting(chromium: Browser, house: House, *, bypass_csp: bool = False) -> Iterator[Visitor]:
     """Open a context with all its hooks; without its policy when that is to be no wall."""
     context = chromium.new_context(bypass_csp=bypass_csp)
-    context.set_default_timeout(15_000)
+    context.set_default_timeout(60_000)
     detector = Detector(context)
     page = context.new_page()
     watched = watch(page)
