@@ -191,6 +191,7 @@ def study(client: Client, out: Path, prompts: list[str]) -> tuple[int, str]:
     print_table(result, STRENGTHS)
     save_texts(result, STRENGTHS, out / "texts.csv")
     save_plot(result, STRENGTHS, out / "sentiment.png")
+    print(f"every text: {out / 'texts.csv'}; the plot: {out / 'sentiment.png'}")
     means = [result.mean_score(strength) for strength in STRENGTHS]
     print(f"score, log p({GOOD!r}) - log p({BAD!r}): " + " < ".join(f"{m:+.2f}" for m in means))
     if sorted(means) != means or len(set(means)) != len(means):

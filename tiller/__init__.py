@@ -1,7 +1,13 @@
 """What a researcher installs: the command line and the client of a Tiller service."""
 
 from tiller.client import Client
-from tiller.errors import ApiError, ChecksumError, JobFailedError, TillerError
+from tiller.errors import (
+    ApiError,
+    ChecksumError,
+    JobFailedError,
+    OtherFilesError,
+    TillerError,
+)
 from tiller.results import CapturedRows, NoSuchCaptureError, list_captures, read_capture
 from tiller.tensors import decode, encode
 
@@ -12,6 +18,7 @@ __all__ = [
     "Client",
     "JobFailedError",
     "NoSuchCaptureError",
+    "OtherFilesError",
     "TillerError",
     "decode",
     "encode",

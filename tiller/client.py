@@ -3,7 +3,7 @@
     client = Client.from_credentials("data/credentials.json")
     job = client.create_job(model="smollm2-135m", requests=[...])
     job = client.wait(job["id"], on_progress=print)
-    folder = client.download(job["id"], "results")
+    folder = client.download(job["id"], f"results/{job['id']}")
 
 Answers are the service's JSON as plain dictionaries. Creating a Job sends an Idempotency-Key, so
 a repeated try after a lost answer never makes a second Job.
@@ -20,7 +20,9 @@ from typing import Any, Self
 
 import httpx
 
-from tiller.errors import ApiError, ChecksumError, JobFailedError
+from tiller.errors import ApiError, ChecksumError, JobFailedError, OtherFilesError
+from tiller.requests_json import to_json
+from tiller.tensors import encode
 
 TERMINAL = frozenset({"completed", "failed", "cancelled", "expired"})
 TRIES_MAX = 5
@@ -33,7 +35,13 @@ class Client:
     """One account's view of a Tiller service."""
 
     def __init__(self, api_base: str, api_key: str, *, timeout: float = 120.0) -> None:
-        """Talk to `api_base` (ends in /v1) with `api_key`; `timeout` is in seconds."""
+        """Talk to `api_base` (ends in /v1) with `api_key`; `timeout` is in seconds.
+
+        Raises ValueError for another address.
+        """
+        if not api_base.rstrip("/").endswith("/v1"):
+            msg = f"api_base must end in /v1, as in http://127.0.0.1:8400/v1; it is {api_base!r}."
+            raise ValueError(msg)
         self._http = httpx.Client(
             base_url=api_base.rstrip("/") + "/",
             headers={"authorization": f"Bearer {api_key}"},
@@ -65,11 +73,10 @@ class Client:
     ) -> Json:
         """Submit a Job; `fields` are the Job's others (defaults, name, metadata, …).
 
-        Raises ApiError: 400 names every wrong request, 402 says how many tokens are missing.
+        Arrays of numpy and torch may stand where lists of numbers do. Raises ApiError: 400 names
+        every wrong request, 402 says how many tokens are missing.
         """
-        body = {"model": model, "requests": list(requests), **fields}
-        headers = {"idempotency-key": str(uuid.uuid4())}
-        return self._json("POST", "jobs", json=body, headers=headers)
+        return self._create("jobs", {"model": model, "requests": list(requests), **fields})
 
     def get_job(self, job_id: str, *, wait: int | None = None) -> Json:
         """Read a Job; with `wait`, answer at its next change or after so many seconds."""
@@ -107,18 +114,41 @@ class Client:
 
     def requests(self, job_id: str, **filters: Any) -> Iterator[Json]:
         """Walk through the requests of a Job in index order."""
-        after: str | None = None
-        while True:
-            params = {**filters, "limit": 100, **({"after": after} if after else {})}
-            page = self._json("GET", f"jobs/{job_id}/requests", params=params)
-            yield from page["data"]
-            if not page["has_more"]:
-                return
-            after = page["last_id"]
+        return self._pages(f"jobs/{job_id}/requests", filters)
 
     def manifest(self, job_id: str) -> Json:
         """Read which files the Job has at this moment."""
         return self._json("GET", f"jobs/{job_id}/manifest")
+
+    def create_vector(self, activations: Any, **fields: Any) -> Json:
+        """Store a Steering vector; its id, sv_…, goes wherever a `vector` is wanted.
+
+        `activations` is an array [hidden], [layers, hidden] or [layers, positions, hidden], or
+        what `tiller.encode` made of one; `fields` are name and metadata. The same numbers always
+        get the same id.
+        """
+        sent = activations if isinstance(activations, Mapping) else encode(activations)
+        return self._create("steering_vectors", {"activations": sent, **fields})
+
+    def vectors(self, **filters: Any) -> Iterator[Json]:
+        """Walk through the account's stored vectors, the newest first."""
+        return self._pages("steering_vectors", filters)
+
+    def delete_vector(self, vector_id: str) -> None:
+        """Delete a stored vector; Jobs that were submitted with it keep its numbers."""
+        self._json("DELETE", f"steering_vectors/{vector_id}")
+
+    def tokenize(self, *, model: str, prompt: Any, **fields: Any) -> Json:
+        """Show a prompt as its tokens, at the positions that interventions and captures mean."""
+        return self._json("POST", "tokenize", {"model": model, "prompt": prompt, **fields})
+
+    def limits(self) -> Json:
+        """Read what may be sent, and how much."""
+        return self._json("GET", "limits")
+
+    def jobs(self, **filters: Any) -> Iterator[Json]:
+        """Walk through the account's Jobs, the newest first."""
+        return self._pages("jobs", filters)
 
     def models(self) -> list[Json]:
         """List the served models and their capabilities."""
@@ -133,11 +163,17 @@ class Client:
         """Fetch every file of the manifest into `folder` and check each sha256.
 
         Files that are there already with the right bytes are kept, so a broken download goes on
-        where it stopped. Raises ChecksumError when a file's bytes are wrong.
+        where it stopped. Raises ChecksumError when a file's bytes are wrong, OtherFilesError when
+        the folder has Parquet files that are not of this Job: who reads a folder reads them all.
         """
         target = Path(folder)
         target.mkdir(parents=True, exist_ok=True)
         manifest = self.manifest(job_id)
+        named = {target / entry["path"] for entry in manifest["files"]}
+        if others := sorted({*target.rglob("*.parquet")} - named):
+            raise OtherFilesError(
+                job_id, target, [str(path.relative_to(target)) for path in others]
+            )
         for entry in manifest["files"]:
             self._fetch(job_id, entry, target / entry["path"])
         if manifest["complete"]:
@@ -164,10 +200,39 @@ class Client:
             raise ChecksumError(msg)
         partial.replace(path)
 
-    def _json(self, method: str, path: str, **options: Any) -> Json:
+    def _create(self, path: str, body: Json) -> Json:
+        return self._json("POST", path, body, headers={"idempotency-key": str(uuid.uuid4())})
+
+    def _pages(self, path: str, filters: Mapping[str, Any]) -> Iterator[Json]:
+        after: str | None = None
+        while True:
+            params = {"limit": 100, **filters, **({"after": after} if after else {})}
+            page = self._json("GET", path, params=params)
+            yield from page["data"]
+            if not page["has_more"]:
+                return
+            after = page["last_id"]
+
+    def _json(
+        self,
+        method: str,
+        path: str,
+        body: Json | None = None,
+        *,
+        headers: Mapping[str, str] | None = None,
+        params: Mapping[str, Any] | None = None,
+    ) -> Json:
+        content = None if body is None else to_json(body)
+        sent = {"content-type": "application/json"} if content else {}
         for attempt in range(1, TRIES_MAX + 1):
             try:
-                answer = self._http.request(method, path, **options)
+                answer = self._http.request(
+                    method,
+                    path,
+                    content=content,
+                    headers={**sent, **(headers or {})},
+                    params=params,
+                )
             except httpx.TransportError:
                 if attempt == TRIES_MAX:
                     raise
@@ -178,7 +243,7 @@ class Client:
                 continue
             if answer.is_error:
                 raise _api_error(answer)
-            data: Json = answer.json()
+            data: Json = answer.json() if answer.content else {}
             return data
         raise AssertionError
 

@@ -26,13 +26,15 @@ def encode(
 ) -> dict[str, Any]:
     """Encode an array for `activations` of a Steering vector or a stored vector.
 
-    `rows` is [layers, hidden] or [layers, positions, hidden] ([hidden] for a stored vector).
-    bfloat16 takes half the bytes and rounds to the nearest, ties to even. Raises ValueError for
-    another shape, for no numbers, and for one that is not finite in `dtype`.
+    `rows`, an array or a tensor of torch, is [layers, hidden] or [layers, positions, hidden]
+    ([hidden] for a stored vector). bfloat16 takes half the bytes and rounds to the nearest, ties
+    to even. Raises ValueError for another shape, for no numbers, and for one that is not finite
+    in `dtype`.
     """
     if dtype not in ("float32", "bfloat16"):
         msg = f"dtype must be 'float32' or 'bfloat16', not {dtype!r}."
         raise ValueError(msg)
+    rows = _on_the_cpu(rows)
     with np.errstate(over="ignore"):
         array = np.ascontiguousarray(rows, dtype="<f4")
     # ascontiguousarray makes a list of a single number.
@@ -86,6 +88,11 @@ def decode(tensor: Mapping[str, Any], *, bytes_max: int = BYTES_MAX) -> npt.NDAr
     if kind[0] == "int16":
         return _from_bfloat16(np.frombuffer(raw, dtype="<i2").reshape(shape))
     return np.frombuffer(raw, dtype="<f4").astype(np.float32).reshape(shape)
+
+
+def _on_the_cpu(rows: Any) -> Any:
+    """Give a tensor of torch as float32 that numpy can read: it has no bfloat16, and no GPU."""
+    return rows.detach().float().cpu() if hasattr(rows, "detach") else rows
 
 
 def _packed(data: object) -> bytes:
