@@ -109,7 +109,8 @@ RUN /usr/bin/python3 -m pip --python /opt/tiller/bin/python install --no-cache-d
 COPY app /srv/tiller/app
 COPY worker /srv/tiller/worker
 USER 10001:10001
-ENV TILLER_CACHE_DIR=/models/cache
+ENV TILLER_CACHE_DIR=/models/cache \
+    HF_HOME=/models/cache/huggingface
 ENTRYPOINT ["/opt/tiller/bin/python", "-m", "worker.models"]
 CMD ["add", "smollm2-135m", "--data-dir", "/models"]
 

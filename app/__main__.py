@@ -79,21 +79,16 @@ def migrate(_options: argparse.Namespace) -> int:
 
 def create_account(options: argparse.Namespace) -> int:
     """Create an account, grant it tokens and print its first key."""
-    from app.accounts import accounts
+    from app.admin.command_line import make_account, make_key
     from app.kit.db import Database
     from app.kit.ids import public_id
-    from app.ledger.holds import grant_tokens
 
     settings = load_settings()
     database = Database(settings.database_url, size_max=1)
     pepper = settings.key_pepper.get_secret_value()
     with database.transaction() as conn:
-        account_id = accounts.create_account(conn, options.name)
-        if options.grant:
-            grant_tokens(conn, account_id, options.grant, "granted on the command line")
-        key = accounts.create_key(
-            conn, account_id, pepper, name="first key", scopes=_scopes(options)
-        )
+        account_id = make_account(conn, options.name, grant=options.grant)
+        key = make_key(conn, account_id, pepper, name="first key", scopes=_scopes(options))
     database.close()
     _say(json.dumps({"account": public_id("acct", account_id), "api_key": key.secret}))
     return 0
@@ -101,7 +96,8 @@ def create_account(options: argparse.Namespace) -> int:
 
 def create_key(options: argparse.Namespace) -> int:
     """Create another key of an account and print it."""
-    from app.accounts import accounts
+    from app.accounts.accounts import find_account
+    from app.admin.command_line import make_key
     from app.kit.db import Database
     from app.kit.ids import parse_id, public_id
 
@@ -109,15 +105,11 @@ def create_key(options: argparse.Namespace) -> int:
     database = Database(settings.database_url, size_max=1)
     pepper = settings.key_pepper.get_secret_value()
     with database.transaction() as conn:
-        account_id = parse_id("acct", options.account) or accounts.find_account(
-            conn, options.account
-        )
+        account_id = parse_id("acct", options.account) or find_account(conn, options.account)
         if account_id is None:
             sys.stderr.write(f"there is no account {options.account!r}\n")
             return 1
-        key = accounts.create_key(
-            conn, account_id, pepper, name=options.name, scopes=_scopes(options)
-        )
+        key = make_key(conn, account_id, pepper, name=options.name, scopes=_scopes(options))
     database.close()
     _say(json.dumps({"key": public_id("key", key.id), "api_key": key.secret}))
     return 0
@@ -125,7 +117,8 @@ def create_key(options: argparse.Namespace) -> int:
 
 def create_admin(options: argparse.Namespace) -> int:
     """Create a key for the dashboard and print it; it belongs to the account `operators`."""
-    from app.accounts import accounts
+    from app.accounts.accounts import find_account
+    from app.admin.command_line import make_account, make_key
     from app.kit.db import Database
     from app.kit.ids import public_id
 
@@ -133,10 +126,8 @@ def create_admin(options: argparse.Namespace) -> int:
     database = Database(settings.database_url, size_max=1)
     pepper = settings.key_pepper.get_secret_value()
     with database.transaction() as conn:
-        account_id = accounts.find_account(conn, OPERATORS) or accounts.create_account(
-            conn, OPERATORS
-        )
-        key = accounts.create_key(
+        account_id = find_account(conn, OPERATORS) or make_account(conn, OPERATORS)
+        key = make_key(
             conn, account_id, pepper, name=options.name, scopes={"admin"}, role=options.role
         )
     database.close()

@@ -9,6 +9,7 @@
     ├── NotFoundError              404 not_found
     │   └── ModelNotFoundError     404 model_not_found
     ├── MethodNotAllowedError      405 method_not_allowed
+    ├── RequestTimeoutError        408 request_timeout
     ├── ConflictError              409 conflict (or a more exact code)
     ├── RequestTooLargeError       413 request_too_large
     ├── RangeError                 416 range_not_satisfiable
@@ -118,6 +119,14 @@ class MethodNotAllowedError(ApiError):
     status = 405
     type = "invalid_request_error"
     code = "method_not_allowed"
+
+
+class RequestTimeoutError(ApiError):
+    """The body did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+    code = "request_timeout"
 
 
 class ConflictError(ApiError):

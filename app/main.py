@@ -1,7 +1,7 @@
 """Puts the API together: middleware, routers, and the one place that turns errors into answers.
 
 Everything a process needs is opened when it starts and kept in `app.state`: settings, database,
-store, catalog, waker, desk, captured. Nothing is read or connected at import.
+store, catalog, waker, desk, captured… Nothing is read or connected at import.
 """
 
 import logging
@@ -48,7 +48,7 @@ from app.ledger import openapi as ledger_openapi
 from app.queue import Waker
 from app.results import endpoints as results_endpoints
 from app.results import openapi as results_openapi
-from app.results.captured import CapturedRows
+from app.results.captured import CapturedLimits, CapturedRows
 from app.settings import Settings
 from app.storage import StoreError, StoreProbe, open_store
 from app.vectors import endpoints as vectors_endpoints
@@ -91,6 +91,7 @@ def create_app(settings: Settings) -> FastAPI:
         lifespan=_lifespan,
     )
     app.state.settings = settings
+    health.prepare_readiness(app)
     for router in ROUTERS:
         app.include_router(router, dependencies=[Depends(_refuse_nul)], responses=FAILURES)
     describe(app, SCHEMAS)
@@ -131,10 +132,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.places = Places(
         total_max=settings.limits.completions_waiting,
         key_max=settings.limits.completions_waiting_key,
+        account_max=settings.limits.completions_waiting_account,
     )
     app.state.norms = TypicalNorms(app.state.database)
     app.state.captured = CapturedRows(
-        app.state.database, app.state.store, bytes_max=settings.limits.captured_bytes
+        app.state.database, app.state.store, CapturedLimits.of_job(settings.limits)
+    )
+    app.state.captured_alone = CapturedRows(
+        app.state.database, app.state.store, CapturedLimits.of_completion(settings.limits)
     )
     try:
         yield
@@ -145,8 +150,11 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.waker.close()
 
 
-def _refuse_nul(request: Request) -> None:
-    """Refuse U+0000 in a query: no text in Postgres can hold it."""
+async def _refuse_nul(request: Request) -> None:
+    """Refuse U+0000 in a query: no text in Postgres can hold it.
+
+    Not in a thread: /healthz and the like must not wait for one.
+    """
     for name, value in request.query_params.multi_items():
         if "\0" in name + value:
             shown = name.replace("\0", "\\0")

@@ -3,12 +3,13 @@
 Workers and reconcilers have no port of their own: they write heartbeats, samples and audit runs
 into Postgres, and every API process tells the same about them. Each query is bounded by an index
 or by the number of Jobs and has a time limit; answers are kept for some seconds, so that many
-scrapers cost as much as one.
+scrapers cost as much as one. Whatever is away, the page is there before Prometheus gives up
+(10 s), and says what is away: it waits neither for a part that hangs nor for a free thread.
 """
 
+import asyncio
 import hmac
 import ipaddress
-import logging
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -19,27 +20,29 @@ from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from app.catalog.queue_state import queue_states
+from app.catalog.queue_state import FRESH_SECONDS, queue_states
 from app.errors import NotFoundError
-from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
+from app.health import ask_parts, part_questions
+from app.jobs.workers import failed_proofs
+from app.kit.db import Conn
 from app.kit.openapi import STRING, answer, documented
+from app.kit.question import Question
 from app.kit.traffic import Traffic
-from app.queue import Waker
 from app.settings import Settings
 
-log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"])
 
 KEPT_SECONDS = 5.0
 STATEMENT_SECONDS = 3
-WORKER_STATES = ("starting", "ready", "draining")
+PARTS_SECONDS = 5.0  # of all parts together
+WORKER_STATES = ("starting", "ready", "draining", "silent")
 
 
 @router.get(
     "/metrics",
     **documented({200: answer("Metrics as text.", STRING, media="text/plain")}),
 )
-def get_metrics(request: Request) -> Response:
+async def get_metrics(request: Request) -> Response:
     """Answer with every metric of this process and of the service.
 
     With TILLER_METRICS_TOKEN set it must be sent as a Bearer token; without, only this machine
@@ -49,14 +52,14 @@ def get_metrics(request: Request) -> Response:
     if not _may_read(request, settings):
         msg = f"There is no GET {request.url.path}. GET /openapi.json lists all routes."
         raise NotFoundError(msg)
-    registry: CollectorRegistry = request.app.state.metrics
-    return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+    page: Question[bytes] = request.app.state.metrics
+    return Response(await asyncio.wrap_future(page.begin()), media_type=CONTENT_TYPE_LATEST)
 
 
 def prepare_metrics(app: FastAPI) -> Traffic:
     """Give an API its registry; what is read from Postgres is read once the API has started."""
     registry = CollectorRegistry()
-    app.state.metrics = registry
+    app.state.metrics = Question(lambda: generate_latest(registry), name="metrics")
     ProcessCollector(registry=registry)
     PlatformCollector(registry=registry)
     registry.register(_Service(app))
@@ -78,7 +81,7 @@ class _Service(Collector):
     """Asks the parts how the service is, at most once in KEPT_SECONDS."""
 
     def __init__(self, app: FastAPI) -> None:
-        self._app = app
+        self._parts = part_questions(app, read_service)
         self._lock = threading.Lock()
         self._kept: list[Metric] = []
         self._asked_at = float("-inf")
@@ -96,20 +99,12 @@ class _Service(Collector):
             return self._kept
 
     def _ask(self) -> Iterator[Metric]:
-        database: Database = self._app.state.database
-        waker: Waker = self._app.state.waker
+        found = ask_parts(self._parts, PARTS_SECONDS)
         up = GaugeMetricFamily("tiller_part_up", "1 when the part answers.", labels=["part"])
-        up.add_metric(["redis"], float(waker.reachable()))
-        up.add_metric(["object_store"], float(self._app.state.store_probe.answers()))
-        try:
-            found = database.run(read_service, attempts=1)
-        except (*RETRIED, DatabaseUnavailableError) as error:
-            log.warning("metrics not read", extra={"error": repr(error)})
-            up.add_metric(["postgres"], 0)
-        else:
-            up.add_metric(["postgres"], 1)
-            yield from found
+        for part, answered in found.items():
+            up.add_metric([part], float(bool(answered)))
         yield up
+        yield from found["postgres"] or ()
 
 
 def read_service(conn: Conn) -> list[Metric]:
@@ -166,7 +161,8 @@ def _workers(conn: Conn) -> Iterator[Metric]:
         "heartbeat_age_seconds": "Longest silence of a worker that is not gone.",
         "rss_bytes": "Largest resident memory of a worker.",
         "canary_age_seconds": "Longest time since a worker last proved that it steers.",
-        "canary_failed": "Workers whose last proof of steering failed, in the last day.",
+        "canary_failed": "Workers that could not show that they steer, gone ones too, within a "
+        "day; none once a worker of the model that started later has.",
     }
     families = {
         name: GaugeMetricFamily(f"tiller_worker_{name}", text, labels=["model"])
@@ -175,19 +171,25 @@ def _workers(conn: Conn) -> Iterator[Metric]:
     rows = conn.execute(
         """
         SELECT model,
-            count(*) FILTER (WHERE state = 'starting') AS starting,
-            count(*) FILTER (WHERE state = 'ready') AS ready,
-            count(*) FILTER (WHERE state = 'draining') AS draining,
+            count(*) FILTER (WHERE state = 'starting' AND NOT is_silent) AS starting,
+            count(*) FILTER (WHERE state = 'ready' AND NOT is_silent) AS ready,
+            count(*) FILTER (WHERE state = 'draining' AND NOT is_silent) AS draining,
+            count(*) FILTER (WHERE state <> 'gone' AND is_silent) AS silent,
             max(extract(epoch FROM now() - heartbeat_at)) FILTER (WHERE state <> 'gone')::float8
                 AS heartbeat_age_seconds,
             max(rss_bytes) FILTER (WHERE state <> 'gone') AS rss_bytes,
             max(extract(epoch FROM now() - last_canary_at)) FILTER (WHERE state <> 'gone')::float8
-                AS canary_age_seconds,
-            count(*) FILTER (WHERE canary = 'failed') AS canary_failed
-        FROM workers WHERE heartbeat_at > now() - interval '1 day' GROUP BY model
-        """
-    )
+                AS canary_age_seconds
+        FROM (
+            SELECT *, heartbeat_at < now() - make_interval(secs => %s) AS is_silent FROM workers
+            WHERE heartbeat_at > now() - interval '1 day'
+        ) AS lately GROUP BY model
+        """,
+        [FRESH_SECONDS],
+    ).fetchall()
+    failed = {proof.model: proof.workers for proof in failed_proofs(conn)}
     for row in rows:
+        row["canary_failed"] = failed.get(row["model"], 0)
         for state in WORKER_STATES:
             count.add_metric([row["model"], state], row[state])
         for name, family in families.items():
@@ -200,10 +202,9 @@ def _workers(conn: Conn) -> Iterator[Metric]:
 def _tokens(conn: Conn) -> Iterator[Metric]:
     row = conn.execute(
         """
-        SELECT balance, held, stopped, granted, granted - balance AS charged FROM (
+        SELECT balance, held, granted, granted - balance AS charged FROM (
             SELECT coalesce(sum(balance), 0)::bigint AS balance,
-                coalesce(sum(held), 0)::bigint AS held,
-                count(*) FILTER (WHERE holds_stopped_at IS NOT NULL) AS stopped FROM accounts
+                coalesce(sum(held), 0)::bigint AS held FROM accounts
         ) AS accounts, (
             SELECT coalesce(sum(CASE kind WHEN 'grant' THEN amount ELSE -amount END), 0)::bigint
                 AS granted FROM entries WHERE kind IN ('grant', 'reversal')
@@ -220,11 +221,36 @@ def _tokens(conn: Conn) -> Iterator[Metric]:
         tokens_balance="Sum of all balances, held tokens included.",
         tokens_held="Tokens held for requests that have not ended.",
     )
-    yield GaugeMetricFamily(
+    yield _accounts_stopped(conn)
+
+
+def _accounts_stopped(conn: Conn) -> Metric:
+    """Tell what a person has stopped from what was stopped because the ledger is wrong.
+
+    What an operator does is in the audit log, written in the act's own transaction: at its time.
+    """
+    count = GaugeMetricFamily(
         "tiller_accounts_stopped",
-        "Accounts that get no new Holds, because their ledger does not add up.",
-        value=row["stopped"],
+        "Accounts that get no new Holds: their ledger does not add up, or a person stopped them.",
+        labels=["by"],
     )
+    row = conn.execute(
+        """
+        SELECT count(*) FILTER (WHERE by_person) AS person,
+            count(*) FILTER (WHERE NOT by_person) AS ledger
+        FROM (
+            SELECT EXISTS (
+                SELECT 1 FROM audit_log
+                WHERE target = 'acct_' || replace(accounts.id::text, '-', '')
+                    AND action = 'holds.stop' AND at = holds_stopped_at) AS by_person
+            FROM accounts WHERE holds_stopped_at IS NOT NULL
+        ) AS stopped
+        """
+    ).fetchone()
+    assert row is not None
+    for by, accounts in row.items():
+        count.add_metric([by], accounts)
+    return count
 
 
 def _completions(conn: Conn) -> Iterator[Metric]:

@@ -18,8 +18,16 @@ class Limits(BaseModel):
 
     body_bytes: int = Field(64 * 1024**2, description="Largest request body, in bytes.")
     json_depth: int = Field(32, description="Deepest nesting of a JSON body.")
+    json_containers: int = Field(
+        1_048_576, description="Most lists and objects in a JSON body that is not a Job's."
+    )
+    json_containers_job: int = Field(
+        4_194_304, description="Most lists and objects in the JSON body of a Job."
+    )
     requests_per_job: int = Field(200_000, description="Most requests of one Job.")
-    prompt_bytes: int = Field(10 * 1024**2, description="Largest prompt text, in UTF-8 bytes.")
+    prompt_bytes: int = Field(
+        10 * 1024**2, description="Largest prompt of one request, all its texts, in UTF-8 bytes."
+    )
     tokenize_bytes: int = Field(
         512 * 1024,
         description="Most UTF-8 bytes of texts, or token ids, that one POST /v1/tokenize takes.",
@@ -52,8 +60,16 @@ class Limits(BaseModel):
         256 * 1024**2,
         description="Most bytes of captured rows that a Job copies from other Jobs.",
     )
+    captured_jobs: int = Field(
+        1000, description="Most other Jobs that a Job copies captured rows from."
+    )
     named_vectors_bytes: int = Field(
         1024**3, description="Most bytes of stored vectors that the requests of a Job name."
+    )
+    named_bytes_completion: int = Field(
+        32 * 1024**2,
+        description="Most bytes of stored vectors that a Completion names, and of captured rows "
+        "that it copies.",
     )
     job_spec_bytes: int = Field(
         256 * 1024**2,
@@ -90,8 +106,14 @@ class Limits(BaseModel):
     completions_waiting_key: int = Field(
         64, description="Most Completions of one key that one API process waits for at once."
     )
+    completions_waiting_account: int = Field(
+        128, description="Most Completions of one account that one API process waits for at once."
+    )
     completions_waiting: int = Field(
         256, description="Most Completions that one API process waits for at once."
+    )
+    body_seconds: int = Field(
+        60, description="Longest time that the body of a POST /v1/completions may take, in seconds."
     )
     wait_seconds: int = Field(60, description="Longest ?wait of a Job, in seconds.")
     expires_seconds_min: int = Field(60, description="Shortest life of a Job, in seconds.")

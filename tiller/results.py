@@ -1,6 +1,6 @@
 """Reads captured activations of a downloaded Job: numbers as one array, their places beside.
 
-    folder = client.download(job["id"], "results")
+    folder = client.download(job["id"], f"results/{job['id']}")
     rows = read_capture(folder, layer=22)                     # output_residual_stream
     rows = read_capture(folder, layer=22, name="my_probe")    # a named capture
     rows.values[row]  belongs to  rows.places.slice(row, 1)

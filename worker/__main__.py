@@ -13,9 +13,16 @@ from app.catalog import ServedModel, load_catalog
 from app.kit.logs import configure_logs
 from worker.celery_worker import build_worker
 from worker.engine.canary import prove_steering
-from worker.engine.protocol import Engine
+from worker.engine.protocol import Engine, EngineDeadError
 from worker.models.settings import load_fetch_settings
-from worker.service import Prove, StartEngine, WorkerService
+from worker.service import (
+    EXIT_CANARY_FAILED,
+    EXIT_ENGINE_DEAD,
+    Prove,
+    StartEngine,
+    SteeringNotProvenError,
+    WorkerService,
+)
 from worker.settings import WorkerSettings, load_worker_settings
 
 log = logging.getLogger("worker")
@@ -58,6 +65,12 @@ def serve(
     _end_on_sigterm(service)
     try:
         service.start()
+    except SteeringNotProvenError:
+        log.exception("steering is not proven: taking no work")
+        service.die(EXIT_CANARY_FAILED)
+    except EngineDeadError:
+        log.exception("the engine died while it started")
+        service.die(EXIT_ENGINE_DEAD)
     except Exception:
         log.exception("the worker could not start")
         service.die(1)

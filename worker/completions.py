@@ -6,16 +6,16 @@
 A listener that waits in Redis is not bothered by a drain that runs for hours, nor by an idle
 Celery. What a client left, or whose time is over, is aborted within a second: its row says so.
 An answer is put before its row is settled, so that nobody pays for one that got lost; the API
-reads it only once the row says that it counts. A stream that nobody reads any more is aborted as
-well; its row is ended here, and charged what the engine had made by then, unless it was the API
-that failed it.
+reads it only once the row says that it counts. What nobody waits for any more, because its client
+left or its API died, is aborted as well and its row ended here: a stream is charged what the
+engine had made by then, unless it was the API that failed it; without a stream nothing is.
 """
 
 import asyncio
 import contextlib
 import logging
 import threading
-from collections.abc import Callable, Coroutine, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -33,15 +33,15 @@ from app.completions.records import (
     still_running,
     succeed_completion,
 )
-from app.completions.salt import salt_for
-from app.completions.spec import RequestSpec
 from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
 from worker.completion_answer import answer_bytes, pieces_bytes, stream_end_bytes
+from worker.completion_choices import ChoiceRunner, logprob_entries
 from worker.completion_stream import NO_BROKER, TokenSender, TokenStream
-from worker.engine.protocol import Engine, EngineDeadError, EngineRequestError, Piece
+from worker.engine.protocol import Engine, EngineDeadError
 from worker.failpoints import failpoint
 from worker.heartbeat import Speedometer
 from worker.outcomes import Errored, Succeeded
+from worker.shares import Shares
 from worker.stopping import Stopping
 from worker.unlisted import AdmittedCompletion, Gate
 from worker.vectors import VectorShelf, vector_ids
@@ -74,7 +74,7 @@ class _Visit:
     missed_since: float | None = None  # when its reader was first not to be found
 
     def look(self, reader: Reader, now: float) -> None:
-        """Abort what nobody reads any more."""
+        """Abort what nobody waits for any more."""
         if reader is not Reader.missing:
             self.missed_since = None
         elif self.missed_since is None:
@@ -110,12 +110,15 @@ class CompletionListener:
         gate: Gate,
         speed: Speedometer,
         stopping: Stopping,
+        logprob_entries_max: int,
     ) -> None:
         """Prepare inside the engine's event loop; `start` begins to take."""
         self._database = database
         self._line = Line(redis_url)
         self._worker_id = worker_id
-        self._engine = engine
+        self._choices = ChoiceRunner(engine)
+        # Alternatives are Python objects until all of an answer is sent.
+        self._logprobs = Shares(logprob_entries_max, logprob_entries_max // 2)
         self._model = engine.facts.model
         self._shelf = shelf
         self._gate = gate
@@ -221,108 +224,84 @@ class CompletionListener:
     async def _run_with(
         self, claimed: ClaimedCompletion, stream: TokenStream | None
     ) -> Failure | None:
-        ids = vector_ids(claimed.specs)
         visit = _Visit(self._running[claimed.id], stream)
         try:
-            await self._call(lambda: self._shelf.take(claimed.account_id, ids))
-            self._in_engine[claimed.id] = visit
-            outcomes = await self._ask_engine(claimed, stream)
+            return await self._answer(claimed, visit)
         except asyncio.CancelledError:
             return await self._given_up(claimed, visit)
         except EngineDeadError:
             return ENGINE_DIED
-        finally:
-            self._in_engine.pop(claimed.id, None)
-            await self._call(lambda: self._shelf.give_back(ids))
-        try:
-            if stream is not None:
-                await stream.sent()
-            errored = next((item for item in outcomes if isinstance(item, Errored)), None)
-            if errored is not None:
-                return Failure(errored.code, errored.message)
-            if stream is not None and stream.failure is not None:
-                return stream.failure
-            done = [item for item in outcomes if isinstance(item, Succeeded)]
-            return await self._call(lambda: self._deliver(claimed, done), self._heavy)
-        finally:
-            for item in outcomes:
-                if isinstance(item, Succeeded):
-                    item.release()
+
+    async def _answer(self, claimed: ClaimedCompletion, visit: _Visit) -> Failure | None:
+        """Run a Completion in the engine and deliver what it gave; until then it may be aborted."""
+        ids, stream = vector_ids(claimed.specs), visit.stream
+        outcomes: Sequence[Succeeded | Errored] = ()
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                try:
+                    await self._call(lambda: self._shelf.take(claimed.account_id, ids))
+                    self._in_engine[claimed.id] = visit
+                    if entries := logprob_entries(claimed.specs):
+                        kept = self._logprobs.taken(claimed.account_id, entries)
+                        await stack.enter_async_context(kept)
+                    outcomes = await self._choices.run(
+                        claimed, None if stream is None else stream.give
+                    )
+                    if stream is not None:
+                        await stream.sent()
+                finally:
+                    self._in_engine.pop(claimed.id, None)
+                    await self._call(lambda: self._shelf.give_back(ids))
+                errored = next((item for item in outcomes if isinstance(item, Errored)), None)
+                if errored is not None:
+                    return Failure(errored.code, errored.message)
+                if stream is not None and stream.failure is not None:
+                    return stream.failure
+                done = [item for item in outcomes if isinstance(item, Succeeded)]
+                return await self._call(lambda: self._deliver(claimed, done), self._heavy)
+            finally:
+                for item in outcomes:
+                    if isinstance(item, Succeeded):
+                        item.release()
 
     async def _given_up(self, claimed: ClaimedCompletion, visit: _Visit) -> Failure | None:
-        """Say why a Completion was aborted; one that was left is charged and ended here."""
+        """Say why a Completion was aborted; one that was left is ended here."""
         stream = visit.stream
         if visit.failure is not None:
             return visit.failure
-        if stream is not None and visit.was_left:
-            made = stream.generated
-            await self._call(lambda: self._charge_left(claimed.id, made))
+        if visit.was_left:
+            made = None if stream is None else stream.generated
+            await self._call(lambda: self._end_left(claimed.id, made))
             return None
         if stream is not None and stream.failure is not None:
             return stream.failure
         return STOPPED  # if another has ended the row, this changes nothing
-
-    async def _ask_engine(
-        self, claimed: ClaimedCompletion, stream: TokenStream | None
-    ) -> list[Succeeded | Errored]:
-        """Run all prompts at once; the failure or abort of one ends the others."""
-        tasks = [
-            asyncio.ensure_future(
-                self._ask(
-                    f"{claimed.id.hex}.{place}",
-                    claimed.account_id,
-                    spec,
-                    None if stream is None else partial(stream.give, place),
-                )
-            )
-            for place, spec in enumerate(claimed.specs)
-        ]
-        try:
-            return list(await asyncio.gather(*tasks))
-        except BaseException:
-            for task in tasks:
-                task.cancel()
-            for ended in await asyncio.gather(*tasks, return_exceptions=True):
-                if isinstance(ended, Succeeded):
-                    ended.release()
-            raise
-
-    async def _ask(
-        self,
-        key: str,
-        account_id: UUID,
-        spec: RequestSpec,
-        on_piece: Callable[[Piece], None] | None,
-    ) -> Succeeded | Errored:
-        try:
-            salt = salt_for(account_id, spec)
-            outcome = await self._engine.run(key, spec, salt=salt, urgent=True, on_piece=on_piece)
-        except EngineRequestError as error:
-            return Errored(error.code, str(error))
-        if isinstance(outcome, Succeeded | Errored):
-            return outcome
-        raise asyncio.CancelledError
 
     def _claim(self, completion_id: UUID) -> ClaimedCompletion | None:
         return self._database.run(
             lambda conn: claim_completion(conn, completion_id, self._worker_id, model=self._model)
         )
 
-    def _charge_left(self, completion_id: UUID, generated: int) -> None:
-        """End a stream that its client left: it pays for the prompt and what was made."""
+    def _end_left(self, completion_id: UUID, generated: int | None) -> None:
+        """End what was left: a stream pays for the prompt and what was made, else nothing is."""
         self._database.run(
             lambda conn: cancel_completion(
                 conn, completion_id, generated=generated, worker_id=self._worker_id
             )
         )
-        self._speed.add(generated)
+        self._speed.add(generated or 0)
 
     def _deliver(self, claimed: ClaimedCompletion, outcomes: list[Succeeded]) -> Failure | None:
         """Put the answer (of a stream, what follows its tokens), settle, ring; blocking."""
         completion_id = claimed.id
+        tokens = sum(outcome.completion_tokens for outcome in outcomes)
         try:
-            if claimed.stream and self._line.readers([completion_id])[completion_id].has_failed:
+            reader = self._line.readers([completion_id])[completion_id]
+            if reader.has_failed:
                 return NO_BROKER
+            if reader is Reader.left:
+                self._end_left(completion_id, tokens if claimed.stream else None)
+                return None
             answer = _written(claimed, outcomes)
             self._line.put_answer(completion_id, answer)
         except BROKER_ERRORS as error:
@@ -331,16 +310,23 @@ class CompletionListener:
         except ValueError as error:
             return Failure("engine_error", str(error))
         failpoint("completion_answered")
-        tokens = sum(outcome.completion_tokens for outcome in outcomes)
         counts = self._database.run(
             lambda conn: succeed_completion(conn, completion_id, self._worker_id, tokens)
         )
         if not counts:
             log.info("Completion ended before its answer", extra={"id": completion_id.hex})
+            self._take_back(completion_id)
             return None
         self._speed.add(tokens)
         self._ring(completion_id, claimed)
         return None
+
+    def _take_back(self, completion_id: UUID) -> None:
+        """Delete an answer that nobody will read: Redis has room for few of the largest."""
+        try:
+            self._line.read_answer(completion_id)
+        except BROKER_ERRORS as error:
+            log.warning("answer not taken back", extra={"error": repr(error)})
 
     def _fail(
         self, completion_id: UUID, failure: Failure, claimed: ClaimedCompletion | None
@@ -376,11 +362,11 @@ class CompletionListener:
                 log.exception("looking after running Completions failed")
 
     async def _abort_unread(self) -> None:
-        """Abort streams that nobody reads; apart from Postgres, which may be away."""
-        visits = {name: v for name, v in self._in_engine.items() if v.stream is not None}
+        """Abort what nobody waits for; apart from Postgres, which may be away."""
+        visits = dict(self._in_engine)
         if not visits:
             return
-        with contextlib.suppress(*BROKER_ERRORS):  # then no token can be sent: that ends it
+        with contextlib.suppress(*BROKER_ERRORS):  # then no answer can be sent: that ends it
             readers = await self._call(partial(self._line.readers, set(visits)), self._senders)
             for name in visits.keys() & self._in_engine.keys():
                 visits[name].look(readers[name], self._loop.time())

@@ -52,6 +52,10 @@ EXIT_CANARY_FAILED = 71
 EXIT_STUCK = 75
 
 
+class SteeringNotProvenError(Exception):
+    """The engine could not show that it steers; its worker's row says so."""
+
+
 class WorkerService:
     """The parts of one worker, started and stopped together."""
 
@@ -97,7 +101,8 @@ class WorkerService:
     def start(self) -> None:
         """Register, start the engine, prove that it steers, become ready.
 
-        Raises what the engine's start raised, or SteeringProofError: the process must then end.
+        Raises what the engine's start raised, or SteeringNotProvenError: the process must then
+        end.
         """
         threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
         identity = WorkerIdentity(
@@ -113,7 +118,7 @@ class WorkerService:
         self._heartbeat.start()
         engine = self._call(self._start_engine(self.model, self._scratch))
         self._engine = engine
-        self._prove()
+        self._call(self._prove(engine))
         self._measure_norms(engine)
         identity = identity.with_engine(engine.facts.engine)
         shelf = self._build_shelf()
@@ -146,11 +151,11 @@ class WorkerService:
         if self._listener is not None:
             listener = self._listener
             self._quietly(lambda: self._call(listener.finish()))
+        self._heartbeat.stop()  # before the row says gone: a beat would say that it is back
         self._quietly(lambda: self._database.run(self._mark_gone, attempts=2))
         if self._engine is not None:
             engine = self._engine
             self._quietly(lambda: self._call(engine.shutdown(), timeout=15))
-        self._heartbeat.stop()
         self._loop.call_soon_threadsafe(self._loop.stop)
         for pool in (self._threads, self._uploads):
             pool.shutdown(wait=False, cancel_futures=True)
@@ -200,6 +205,7 @@ class WorkerService:
             gate=Gate(self._database, self._store, self.model, self.settings.limits),
             speed=self._speed,
             stopping=self.stopping,
+            logprob_entries_max=self.settings.logprob_entries_running,
         )
 
     async def _build_drain(
@@ -234,11 +240,21 @@ class WorkerService:
             shards_max=settings.shards_in_flight_max,
         )
 
-    def _prove(self) -> None:
-        assert self._engine is not None
-        vectors = VectorCache(self._scratch / "vectors")
-        self._call(self._prove_steering(self._engine, vectors))
-        self._note_proof("passed")
+    async def _prove(self, engine: Engine) -> None:
+        """Let the engine prove that it steers, and write down how that ended.
+
+        Raises SteeringNotProvenError; EngineDeadError of an engine that died, which says nothing
+        about steering.
+        """
+        try:
+            await self._prove_steering(engine, VectorCache(self._scratch / "vectors"))
+        except EngineDeadError:
+            raise
+        except Exception as error:
+            if not self.stopping.is_soft:  # else the engine was taken away from the proof
+                await asyncio.to_thread(self._quietly, lambda: self._note_proof("failed"))
+            raise SteeringNotProvenError(str(error)) from error
+        await asyncio.to_thread(self._note_proof, "passed")
 
     def _measure_norms(self, engine: Engine) -> None:
         """Measure the typical norms of the residual stream, once for these weights."""
@@ -264,8 +280,10 @@ class WorkerService:
     async def _watch_engine(self, engine: Engine) -> None:
         """Notice an engine that died while idle, and prove steering every hour."""
         proved_at = time.monotonic()
-        while not self.stopping.is_soft:
+        while True:
             await asyncio.sleep(1.0)
+            if self.stopping.is_soft:
+                return  # who stops the worker also shuts the engine down
             try:
                 await engine.check_health()
             except EngineDeadError as error:
@@ -275,15 +293,16 @@ class WorkerService:
                     return
             if time.monotonic() - proved_at > self.settings.canary_seconds:
                 proved_at = time.monotonic()
-                vectors = VectorCache(self._scratch / "vectors")
                 try:
-                    await self._prove_steering(engine, vectors)
-                except Exception:
+                    await self._prove(engine)
+                except SteeringNotProvenError:
                     log.exception("steering is no longer proven: taking no more work")
-                    await asyncio.to_thread(self._note_proof, "failed")
                     threading.Thread(target=self.die, args=(EXIT_CANARY_FAILED,)).start()
                     return
-                await asyncio.to_thread(self._note_proof, "passed")
+                except EngineDeadError:
+                    continue  # the next look at its health says so
+                except (*RETRIED, DatabaseUnavailableError) as error:
+                    log.warning("proof not written down", extra={"error": str(error)})
 
     def _watchdog(self) -> None:
         """End a process that no wake-up reaches although there is work for its model."""

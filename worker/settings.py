@@ -49,6 +49,12 @@ class WorkerSettings(BaseSettings):
     rss_bytes_max: int = Field(
         16 * 1024**3, description="Resident memory at which a worker stops and is restarted."
     )
+    logprob_entries_running: int = Field(
+        8 * 1024**2,
+        ge=2,
+        description="Most alternatives in the logprobs of all Completions that run at once, and "
+        "half of them for one account; the rest waits. Each takes about 500 bytes of memory.",
+    )
     vector_cache_bytes: int = Field(
         4 * 1024**3, description="Most bytes of cached Steering vectors in the scratch folder."
     )

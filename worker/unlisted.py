@@ -5,6 +5,7 @@ number of prompt tokens into its row, so that the charge is what ran; the answer
 a stream, are written here, too, because the API could not turn its tokens into text.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,17 +17,24 @@ from app.catalog.norms import TypicalNorms
 from app.completions.answer import completion_object
 from app.completions.intake import PreparedCompletion, load_vectors, prepare_completion
 from app.completions.records import ClaimedCompletion, Failure, note_prompt
-from app.completions.references import named_vectors, wanted_rows
+from app.completions.references import captured_of, vectors_of
 from app.completions.stream_chunks import ChunkWriter
-from app.errors import InvalidRequestError
+from app.errors import InvalidRequestError, UnavailableError
 from app.kit.db import Conn, Database
-from app.results.captured import CapturedRows
+from app.results.captured import CapturedLimits, CapturedRows
 from app.settings import Limits
 from app.steering.vectors import store_vectors
-from app.storage import ObjectStore
+from app.storage import ObjectStore, StoreError
 from worker.completion_answer import answer_bytes, pieces_bytes, stream_end_bytes
 from worker.engine.protocol import Piece
 from worker.outcomes import Succeeded
+
+log = logging.getLogger(__name__)
+
+NOT_READ = Failure(
+    "unavailable",
+    "The object store, which keeps the files of Jobs, cannot be reached. Send it again.",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +79,7 @@ class Gate:
     ) -> None:
         """Bind what rules look at; the tokenizer is loaded when it is first needed."""
         self._database = database
-        self._captured = CapturedRows(database, store, bytes_max=limits.captured_bytes)
+        self._captured = CapturedRows(database, store, CapturedLimits.of_completion(limits))
         self._norms = TypicalNorms(database)
         self._model = model
         self._limits = limits
@@ -85,6 +93,9 @@ class Gate:
             prepared = replace(self._prepare(claimed, claimed.body, tokenizer), id=claimed.id)
         except InvalidRequestError as error:
             return Failure(error.code, error.message, error.param)
+        except (StoreError, UnavailableError) as error:
+            log.warning("what a Completion names cannot be read", extra={"error": repr(error)})
+            return NOT_READ
         prompt_tokens = sum(spec.prompt_tokens for spec in prepared.specs)
 
         def note(conn: Conn) -> None:
@@ -110,16 +121,19 @@ class Gate:
     def _prepare(
         self, claimed: ClaimedCompletion, body: dict[str, Any], tokenizer: Tokenizer
     ) -> PreparedCompletion:
-        account_id, names = claimed.account_id, named_vectors([body])
-        stored = self._database.run(
-            lambda conn: load_vectors(conn, account_id, names, self._limits)
-        )
+        account_id, limits = claimed.account_id, self._limits
         return prepare_completion(
             body,
             self._model,
             tokenizer,
-            self._limits,
-            stored=stored,
-            captured=self._captured.read(account_id, wanted_rows([body])),
+            limits,
+            stored=vectors_of(
+                body,
+                limits,
+                lambda names: self._database.run(
+                    lambda conn: load_vectors(conn, account_id, names, limits)
+                ),
+            ),
+            captured=captured_of(body, limits, lambda rows: self._captured.read(account_id, rows)),
             norms=self._norms.of(self._model),
         )

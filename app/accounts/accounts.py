@@ -90,15 +90,19 @@ def create_key(
     return MintedKey(key_id, account_id, secret)
 
 
-def list_keys(conn: Conn, account_id: UUID) -> list[KeyRow]:
-    """List the keys of an account, newest first, revoked ones too."""
+def list_keys(
+    conn: Conn, account_id: UUID, *, before: UUID | None = None, limit: int | None = None
+) -> list[KeyRow]:
+    """List the keys of an account, newest first, revoked ones too: those made before `before`."""
     rows = conn.execute(
         """
         SELECT id, account_id, name, last4, scopes, created_at, expires_at, revoked_at, role,
             coalesce(expires_at <= now(), false) AS is_expired
-        FROM api_keys WHERE account_id = %s ORDER BY id DESC
+        FROM api_keys
+        WHERE account_id = %(account_id)s AND (%(before)s::uuid IS NULL OR id < %(before)s)
+        ORDER BY id DESC LIMIT %(limit)s
         """,
-        [account_id],
+        {"account_id": account_id, "before": before, "limit": limit},
     ).fetchall()
     return [KeyRow(**{**row, "scopes": frozenset(row["scopes"])}) for row in rows]
 

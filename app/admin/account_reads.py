@@ -9,6 +9,7 @@ from app.ledger.usage import JobHolds, open_holds
 
 PAGE: int = 50
 SHOWN_MAX: int = 20
+SCAN_MAX: int = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,6 +28,18 @@ class AccountRow:
     def available(self) -> int:
         """Tokens that a new Hold can take."""
         return self.balance - self.held
+
+
+@dataclass(frozen=True, slots=True)
+class AccountPage:
+    """A page of accounts; behind `next` the next one begins, None at the end.
+
+    `looked_back_to` is set when the page ended because enough accounts were looked at.
+    """
+
+    rows: list[AccountRow]
+    next: UUID | None
+    looked_back_to: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,7 +77,9 @@ class AccountView:
     account: AccountRow
     granted: int
     jobs: list[JobHolds]
+    jobs_holding: int
     completions: list[CompletionHold]
+    completions_holding: int
     entries: list[EntryRow]
 
     @property
@@ -73,22 +88,49 @@ class AccountView:
         return self.granted - self.account.balance
 
 
-def list_accounts(conn: Conn, *, name: str | None, after: UUID | None) -> list[AccountRow]:
-    """List accounts, newest first: those behind `after` whose name contains `name`.
-
-    One more than PAGE is read, so that the page knows whether others follow.
-    """
+def list_accounts(
+    conn: Conn,
+    *,
+    name: str | None = None,
+    stopped: bool = False,
+    after: UUID | None = None,
+    scan_max: int = SCAN_MAX,
+) -> AccountPage:
+    """List accounts, newest first: those behind `after` that match, of the next `scan_max`."""
+    values = {
+        "after": after, "name": name, "stopped": stopped, "scan": scan_max, "limit": PAGE + 1,
+    }  # fmt: skip
     rows = conn.execute(
         """
         SELECT id, name, balance, held, created_at, holds_stopped_at, holds_stopped_reason
-        FROM accounts
-        WHERE (%(after)s::uuid IS NULL OR id < %(after)s)
-            AND (%(name)s::text IS NULL OR strpos(lower(name), lower(%(name)s)) > 0)
+        FROM (
+            SELECT * FROM accounts WHERE (%(after)s::uuid IS NULL OR id < %(after)s)
+            ORDER BY id DESC LIMIT %(scan)s
+        ) AS walk
+        WHERE (%(name)s::text IS NULL OR strpos(lower(name), lower(%(name)s)) > 0)
+            AND (NOT %(stopped)s OR holds_stopped_at IS NOT NULL)
         ORDER BY id DESC LIMIT %(limit)s
         """,
-        {"after": after, "name": name, "limit": PAGE + 1},
+        values,
     ).fetchall()
-    return [AccountRow(**row) for row in rows]
+    found = [AccountRow(**row) for row in rows[:PAGE]]
+    if len(rows) > PAGE:
+        return AccountPage(found, found[-1].id)
+    end = conn.execute(
+        """
+        SELECT count(*) AS walked, (array_agg(id ORDER BY id))[1] AS id,
+            (array_agg(created_at ORDER BY id))[1] AS created_at
+        FROM (
+            SELECT id, created_at FROM accounts WHERE (%(after)s::uuid IS NULL OR id < %(after)s)
+            ORDER BY id DESC LIMIT %(scan)s
+        ) AS walk
+        """,
+        values,
+    ).fetchone()
+    assert end is not None
+    if end["walked"] < scan_max:
+        return AccountPage(found, None)
+    return AccountPage(found, end["id"], end["created_at"])
 
 
 def read_account(conn: Conn, account_id: UUID, *, lock: bool = False) -> AccountRow | None:
@@ -110,15 +152,19 @@ def view_account(conn: Conn, account_id: UUID) -> AccountView | None:
     account = read_account(conn, account_id)
     if account is None:
         return None
-    granted = conn.execute(
+    sums = conn.execute(
         """
         SELECT coalesce(sum(CASE kind WHEN 'grant' THEN amount ELSE -amount END), 0)::bigint
-            AS granted
-        FROM entries WHERE account_id = %s AND kind IN ('grant', 'reversal')
+                AS granted,
+            (SELECT count(*) FROM jobs
+                WHERE account_id = %(id)s AND finished_at IS NULL AND tokens_held > 0) AS jobs,
+            (SELECT count(*) FROM completions
+                WHERE account_id = %(id)s AND finished_at IS NULL) AS completions
+        FROM entries WHERE account_id = %(id)s AND kind IN ('grant', 'reversal')
         """,
-        [account_id],
+        {"id": account_id},
     ).fetchone()
-    assert granted is not None
+    assert sums is not None
     completions = conn.execute(
         """
         SELECT id, model, state, tokens_held, created_at FROM completions
@@ -128,8 +174,10 @@ def view_account(conn: Conn, account_id: UUID) -> AccountView | None:
     ).fetchall()
     return AccountView(
         account=account,
-        granted=granted["granted"],
+        granted=sums["granted"],
         jobs=open_holds(conn, account_id, limit=SHOWN_MAX),
+        jobs_holding=sums["jobs"],
+        completions_holding=sums["completions"],
         completions=[CompletionHold(**row) for row in completions],
         entries=list_entries(conn, account_id, limit=SHOWN_MAX),
     )

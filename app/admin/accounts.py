@@ -5,7 +5,8 @@ form and counts once. Every act and its row in the audit log are one transaction
 written by app/ledger/holds.py alone.
 """
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Any, Final, Literal
+from urllib.parse import urlencode
 from uuid import UUID, uuid4
 
 from fastapi import APIRouter, Depends, Request
@@ -22,8 +23,9 @@ from app.admin.account_reads import (
     view_account,
 )
 from app.admin.audit import record, was_recorded
+from app.admin.followed import Followed, live_at, stands_still
 from app.admin.forms import Form, FormDep
-from app.admin.key_forms import list_key_rows
+from app.admin.key_forms import key_id_of, list_key_page
 from app.admin.pages import render
 from app.errors import ConflictError, InvalidRequestError, NotFoundError
 from app.kit.db import Conn
@@ -49,24 +51,54 @@ SAID: Final = {
     "allowed": "The account may place Holds again.",
 }
 Kind = Literal["grant", "reversal"]
+LIST_PIECES: Final = {"accounts": "_account_list.html"}
+PIECES: Final = {
+    "stopped": "_account_stopped.html",
+    "tokens": "_account_tokens.html",
+    "holds": "_account_holds.html",
+    "keys": "_account_keys.html",
+    "stop": "_account_stop.html",
+    "entries": "_account_entries.html",
+}
+LEDGER_PIECES: Final = {"ledger": "_ledger_list.html"}
 
 
 @router.get("/accounts", dependencies=[LOGGED_IN])
 def show_accounts(request: Request, database: DatabaseDep) -> HTMLResponse:
-    """List accounts, newest first; `name` filters, `after` pages."""
+    """List accounts, newest first; `name` and `holds=stopped` filter, `after` pages."""
     name = request.query_params.get("name", "").strip()[:200]
+    stopped = request.query_params.get("holds") == "stopped"
     after = request.query_params.get("after")
     cursor = None if after is None else account_id_of(after)
-    rows = database.run(lambda conn: list_accounts(conn, name=name or None, after=cursor))
-    return render(
-        request,
-        "accounts.html",
-        accounts=rows[:PAGE],
-        older=public_id("acct", rows[PAGE - 1].id) if len(rows) > PAGE else None,
-        first=after is None,
-        name=name,
-        form_token=uuid4(),
-    )
+    if name or stopped:  # a search costs too much to do it every other second
+        moves = stands_still(f"{PATH}/accounts", "the list of all accounts is live")
+    elif after is not None:
+        moves = stands_still(f"{PATH}/accounts")
+    else:
+        moves = live_at("accounts")
+    context = database.run(lambda conn: _read_list(conn, name, stopped=stopped, after=cursor))
+    return render(request, "accounts.html", **context, **moves, form_token=uuid4())
+
+
+def followed_list(_request: Request) -> Followed:
+    """Say how the first page of the list of accounts is followed."""
+    return Followed(key="accounts", read=_read_list, pieces=LIST_PIECES)
+
+
+def _read_list(
+    conn: Conn, name: str = "", *, stopped: bool = False, after: UUID | None = None
+) -> dict[str, Any]:
+    page = list_accounts(conn, name=name or None, stopped=stopped, after=after)
+    asked = {"name": name, "holds": "stopped" if stopped else ""}
+    query = {field: value for field, value in asked.items() if value}
+    here = f"{PATH}/accounts"
+    older = None if page.next is None else {**query, "after": public_id("acct", page.next)}
+    return {
+        "page": page,
+        "asked": asked,
+        "older": None if older is None else f"{here}?{urlencode(older)}",
+        "first": None if after is None else f"{here}?{urlencode(query)}",
+    }
 
 
 @router.post("/accounts")
@@ -93,19 +125,44 @@ def add_account(operator: Admin, form: FormDep, database: DatabaseDep) -> Respon
 def show_account(account: str, request: Request, database: DatabaseDep) -> HTMLResponse:
     """Show one account: tokens, open Holds, keys, the newest entries."""
     account_id = account_id_of(account)
-    view = database.run(lambda conn: view_account(conn, account_id))
-    if view is None:
+    before = key_id_of(request.query_params.get("keys_before"))
+    context = database.run(lambda conn: _read_account(conn, account_id, before))
+    if context is None:
         raise no_account(account)
+    here = f"{PATH}/accounts/{account}"
     return render(
         request,
         "account.html",
-        view=view,
-        account=view.account,
-        account_ref=public_id("acct", account_id),
-        keys=database.run(lambda conn: list_key_rows(conn, account_id)),
+        **context,
+        **(live_at("account", account=account) if before is None else stands_still(here)),
         said=SAID.get(request.query_params.get("said", "")),
         form_token=uuid4(),
     )
+
+
+def followed(request: Request) -> Followed:
+    """Say how the page of one account is followed. Raises NotFoundError."""
+    name = request.query_params.get("account", "")
+    account_id = account_id_of(name)
+    return Followed(
+        key=f"account {account_id.hex}",
+        read=lambda conn: _read_account(conn, account_id, None),
+        pieces=PIECES,
+        missing=lambda: no_account(name),
+    )
+
+
+def _read_account(conn: Conn, account_id: UUID, keys_before: UUID | None) -> dict[str, Any] | None:
+    view = view_account(conn, account_id)
+    if view is None:
+        return None
+    return {
+        "view": view,
+        "account": view.account,
+        "account_ref": public_id("acct", account_id),
+        "keys": list_key_page(conn, account_id, keys_before),
+        "keys_first": keys_before is None,
+    }
 
 
 @router.get("/accounts/{account}/ledger", dependencies=[LOGGED_IN])
@@ -114,24 +171,44 @@ def show_ledger(account: str, request: Request, database: DatabaseDep) -> HTMLRe
     account_id = account_id_of(account)
     grants_only = request.query_params.get("kind") == "grants"
     before = entry_id_of(request.query_params.get("before"))
-    row = database.run(lambda conn: read_account(conn, account_id))
-    if row is None:
+    context = database.run(
+        lambda conn: _read_ledger(conn, account_id, grants_only=grants_only, before=before)
+    )
+    if context is None:
         raise no_account(account)
-    entries = database.run(
-        lambda conn: list_entries(
-            conn, account_id, limit=PAGE + 1, before=before, grants_only=grants_only
-        )
+    named = {"account": account, **({"kind": "grants"} if grants_only else {})}
+    first = f"{PATH}/accounts/{account}/ledger{'?kind=grants' if grants_only else ''}"
+    moves = live_at("ledger", **named) if before is None else stands_still(first)
+    return render(request, "ledger.html", **context, **moves)
+
+
+def followed_ledger(request: Request) -> Followed:
+    """Say how the newest entries of an account are followed. Raises NotFoundError."""
+    name = request.query_params.get("account", "")
+    account_id, grants_only = account_id_of(name), request.query_params.get("kind") == "grants"
+    return Followed(
+        key=f"ledger {account_id.hex} {grants_only}",
+        read=lambda conn: _read_ledger(conn, account_id, grants_only=grants_only),
+        pieces=LEDGER_PIECES,
+        missing=lambda: no_account(name),
     )
-    return render(
-        request,
-        "ledger.html",
-        account=row,
-        account_ref=public_id("acct", account_id),
-        entries=entries[:PAGE],
-        older=entries[PAGE - 1].id if len(entries) > PAGE else None,
-        first=before is None,
-        grants_only=grants_only,
-    )
+
+
+def _read_ledger(
+    conn: Conn, account_id: UUID, *, grants_only: bool, before: int | None = None
+) -> dict[str, Any] | None:
+    row = read_account(conn, account_id)
+    if row is None:
+        return None
+    entries = list_entries(conn, account_id, limit=PAGE + 1, before=before, grants_only=grants_only)
+    return {
+        "account": row,
+        "account_ref": public_id("acct", account_id),
+        "entries": entries[:PAGE],
+        "older": entries[PAGE - 1].id if len(entries) > PAGE else None,
+        "first": before is None,
+        "grants_only": grants_only,
+    }
 
 
 @router.post("/accounts/{account}/tokens/ask", dependencies=[ADMIN])

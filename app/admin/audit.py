@@ -1,11 +1,13 @@
-"""The audit log: one row for every act at the dashboard, written in the act's own transaction.
+"""The audit log: one row for every act of an operator, written in the act's own transaction.
+
+Operators act at the dashboard, and with `python -m app` on a machine of the service.
 
 Rows are added, never changed (a trigger refuses it). `before` and `after` hold the fields that the
 act changed; secrets, prompts and texts never enter them.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 from uuid import UUID
 
 from psycopg.types.json import Jsonb
@@ -15,6 +17,7 @@ from app.errors import ConflictError
 from app.kit.db import Conn
 
 Fields = Mapping[str, Any]
+COMMAND_LINE: Final = "command line"
 
 
 def record(
@@ -27,12 +30,13 @@ def record(
     after: Fields | None = None,
     address: str | None = None,
     token: UUID | None = None,
+    actor: str = "nobody",
 ) -> None:
     """Write down one act; `target` is the public id of what it was done to ("job_…", "acct_…").
 
-    `operator` is None while nobody is logged in. `token` names a form that may be sent twice but
-    counts once. Raises ConflictError, which rolls the act back with it, when an act with this
-    token was written down before.
+    `operator` is None while nobody is logged in; `actor` is then who acts. `token` names a form
+    that may be sent twice but counts once. Raises ConflictError, which rolls the act back with it,
+    when an act with this token was written down before.
     """
     written = conn.execute(
         """
@@ -44,7 +48,7 @@ def record(
         [
             *(None if operator is None else operator.key_id,),
             *(None if operator is None else operator.session_id,),
-            *("nobody" if operator is None else operator.name,),
+            *(actor if operator is None else operator.name,),
             *(None if operator is None else operator.role,),
             *(action, target),
             *(None if before is None else Jsonb(dict(before)),),

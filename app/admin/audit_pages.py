@@ -4,13 +4,15 @@ import json
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
+from urllib.parse import urlencode
 from uuid import UUID
 
 from fastapi import APIRouter, Request
 from fastapi.responses import HTMLResponse
 
-from app.admin.access import LOGGED_IN
+from app.admin.access import LOGGED_IN, PATH
 from app.admin.accounts import entry_id_of
+from app.admin.followed import Followed, live_at, stands_still
 from app.admin.pages import render
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep
@@ -19,6 +21,8 @@ from app.kit.ids import parse_id, public_id
 router = APIRouter()
 
 PAGE: Final = 50
+PIECES: Final = {"acts": "_audit_list.html"}
+FIELDS: Final = ("action", "target", "key")
 # Every act there is, and what a reader calls it.
 ACTIONS: Final = {
     "login": "logged in",
@@ -36,6 +40,12 @@ ACTIONS: Final = {
     "worker.drain": "drained a worker",
     "worker.undrain": "took a drain back",
     "invariants.run": "ran the invariants",
+}
+# What a field of an act is called where its own name says too little.
+FIELD_WORDS: Final = {
+    ("invariants.run", "true"): "rules that hold",
+    ("invariants.run", "broken"): "rules broken",
+    ("invariants.run", "unfinished"): "rules not finished",
 }
 # Where the thing that was acted on has a page.
 PLACES: Final = {"acct_": "/admin/accounts/", "job_": "/admin/jobs/"}
@@ -79,35 +89,62 @@ class AuditEntry:
     def changes(self) -> list[tuple[str, str | None, str | None]]:
         """List each field with its value before and after; None where there was none."""
         before, after = self.before or {}, self.after or {}
-        changes = ((name, _shown(before, name), _shown(after, name)) for name in before | after)
+        changes = (
+            (
+                FIELD_WORDS.get((self.action, name), name),
+                _shown(before, name),
+                _shown(after, name),
+            )
+            for name in before | after
+        )
         return [change for change in changes if change[1:] != (None, None)]
 
 
 @router.get("/audit", dependencies=[LOGGED_IN])
 def show_audit_log(request: Request, database: DatabaseDep) -> HTMLResponse:
     """List acts, newest first; `action`, `target` and `key` filter, `before` pages."""
-    query = request.query_params
-    action, target, key = (query.get(name, "").strip() for name in ("action", "target", "key"))
-    key_id = parse_id("key", key)
-    before = entry_id_of(query.get("before"))
-    entries: list[AuditEntry] = []
-    if not key or key_id is not None:
-        entries = database.run(
-            lambda conn: list_audit(
-                conn, action=action or None, target=target or None, key_id=key_id, before=before
-            )
-        )
+    asked = _asked(request)
+    before = entry_id_of(request.query_params.get("before"))
+    query = {name: value for name, value in asked.items() if value}
+    still = stands_still(f"{PATH}/audit?{urlencode(query)}")
     return render(
         request,
         "audit.html",
-        entries=entries[:PAGE],
-        older=entries[PAGE - 1].id if len(entries) > PAGE else None,
-        first=before is None,
+        **database.run(lambda conn: _read(conn, asked, before)),
+        **(live_at("audit", **query) if before is None else still),
         actions=list(ACTIONS.items()),
-        action=action,
-        target=target,
-        key=key,
     )
+
+
+def followed(request: Request) -> Followed:
+    """Say how the first page of the audit log is followed."""
+    asked = _asked(request)
+    return Followed(
+        key=f"audit {urlencode(asked)}",
+        read=lambda conn: _read(conn, asked, None),
+        pieces=PIECES,
+    )
+
+
+def _asked(request: Request) -> dict[str, str]:
+    return {name: request.query_params.get(name, "").strip() for name in FIELDS}
+
+
+def _read(conn: Conn, asked: dict[str, str], before: int | None) -> dict[str, Any]:
+    """Read a page of the log and what its templates need."""
+    action, target, key = (asked[name] for name in FIELDS)
+    key_id = parse_id("key", key)
+    entries: list[AuditEntry] = []
+    if not key or key_id is not None:
+        entries = list_audit(
+            conn, action=action or None, target=target or None, key_id=key_id, before=before
+        )
+    return {
+        "entries": entries[:PAGE],
+        "older": entries[PAGE - 1].id if len(entries) > PAGE else None,
+        "first": before is None,
+        **asked,
+    }
 
 
 def list_audit(

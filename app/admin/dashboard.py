@@ -8,19 +8,21 @@ check of the origin, the routes.
 import logging
 from collections.abc import Callable
 from typing import Any, Final
-from urllib.parse import quote
+from urllib.parse import quote, urlsplit
 
 import psycopg
 from fastapi import Depends, FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import PlainTextResponse, RedirectResponse
+from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders, State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.admin.access import PATH, NotLoggedInError, local_path
+from app.admin.access import PATH, NotLoggedInError, local_path, operator_of
 from app.admin.forms import refuse_nul
+from app.admin.live import ended_stream
 from app.admin.pages import partial, render
 from app.admin.router import router
 from app.admin.same_origin import check_same_origin
@@ -129,14 +131,18 @@ class _Outside:
 
 async def _answer_not_logged_in(request: Request, _error: Any) -> Response:
     """Lead to the login page, and from there back to where the request wanted to go."""
+    if "text/event-stream" in request.headers.get("accept", ""):
+        return ended_stream("logged out")
     here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
     if request.method not in ("GET", "HEAD"):
         here = PATH
+    htmx = request.headers.get("hx-request") == "true"
+    if htmx:
+        # A piece is no place to return to; the page that asked for it is.
+        here = _path_in(request.headers.get("hx-current-url", ""))
     login = f"{PATH}/login?next={quote(local_path(here), safe='/')}"
-    if request.headers.get("hx-request") == "true":
+    if htmx:
         return Response(status_code=401, headers={"hx-redirect": login})
-    if "text/event-stream" in request.headers.get("accept", ""):
-        return Response(status_code=401)
     if request.headers.get("sec-fetch-site") in ("cross-site", "same-site"):
         # A link from elsewhere: the browser withheld the SameSite=Strict cookie. Asked again by a
         # page of ours, it sends it.
@@ -144,13 +150,24 @@ async def _answer_not_logged_in(request: Request, _error: Any) -> Response:
     return RedirectResponse(login, status_code=303)
 
 
+def _path_in(address: str) -> str:
+    """Give path and query of an address."""
+    try:
+        parts = urlsplit(address)
+    except ValueError:  # half an IPv6 address
+        return PATH
+    return parts.path + (f"?{parts.query}" if parts.query else "")
+
+
 async def _answer_api_error(request: Request, error: Any) -> Response:
     assert isinstance(error, ApiError)
+    await _note_operator(request)
     return _error_page(request, error)
 
 
 async def _answer_http_exception(request: Request, error: Any) -> Response:
     assert isinstance(error, HTTPException)
+    await _note_operator(request)
     if error.status_code == 404:
         return _error_page(request, NotFoundError(f"There is no page {request.url.path[:200]}."))
     answer = _error_page(request, InvalidRequestError(str(error.detail)), error.status_code)
@@ -161,6 +178,7 @@ async def _answer_http_exception(request: Request, error: Any) -> Response:
 async def _answer_validation_error(request: Request, error: Any) -> Response:
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
+    await _note_operator(request)
     return _error_page(request, InvalidRequestError(f"{first['loc'][-1]}: {first['msg']}."))
 
 
@@ -203,6 +221,17 @@ async def _answer_unexpected(request: Request, error: Any) -> Response:
     )
     msg = "Something went wrong here, and it was logged. Tell the operator the id below."
     return _error_page(request, ApiError(msg))
+
+
+async def _note_operator(request: Request) -> None:
+    """Find out who is at the dashboard, where no route did: their error pages keep the menu."""
+    if hasattr(request.state, "operator"):
+        return
+    state = request.app.state
+    try:
+        await run_in_threadpool(operator_of, request, state.settings, state.database)
+    except (NotLoggedInError, DatabaseUnavailableError, psycopg.Error):
+        return  # a page without a menu says what is to be said, too
 
 
 def _error_page(request: Request, error: ApiError, status: int | None = None) -> Response:

@@ -13,13 +13,14 @@ from uuid import UUID
 from app.kit.ids import Kind, public_id
 
 ABSENT: Final = "\u2013"
+MINUS: Final = "\u2212"
 _SIZES: Final = ("B", "KiB", "MiB", "GiB", "TiB")
 _LARGE: Final = ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e4, "k"))
 
 
 def count(number: float | None) -> str:
     """Write a whole number with thousands separated."""
-    return ABSENT if number is None else f"{round(number):,}"
+    return ABSENT if number is None else f"{round(number):,}".replace("-", MINUS)
 
 
 def compact(number: float | None) -> str:
@@ -30,8 +31,8 @@ def compact(number: float | None) -> str:
         scale = 1e3 if letter == "k" else least
         # What would round to 1000 of the smaller unit is 1 of the larger one.
         if abs(number) >= (least if letter == "k" else least * 0.9995):
-            return f"{_three_digits(number / scale)} {letter}"
-    return f"{round(number):,}"
+            return f"{_three_digits(number / scale)} {letter}".replace("-", MINUS)
+    return count(number)
 
 
 def rate(number: float | None) -> str:

@@ -11,6 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response, Streamin
 
 from app.admin.access import PATH, Operator, OperatorDep, operator_of, require_role
 from app.admin.actions import CANCELLABLE, cancel_job
+from app.admin.followed import NOT_FOLLOWED, Followed, live_at
 from app.admin.job_view_reads import (
     FILES_PAGE,
     JobPageView,
@@ -74,9 +75,34 @@ def show_job(
         request,
         "job.html",
         **job_context(page),
+        **(NOT_FOLLOWED if page.job.state.is_terminal else live_at("job", job=job_id)),
         may_cancel=operator.may("operator") and page.job.state in CANCELLABLE,
         said=request.query_params.get("said") == "cancelled",
     )
+
+
+def followed(request: Request) -> Followed:
+    """Say how a Job's page is followed, until the Job is over. Raises NotFoundError."""
+    name = request.query_params.get("job", "")
+    number = job_id_of(name)
+
+    def read(conn: Conn) -> dict[str, Any] | None:
+        page = read_job_page(conn, number)
+        return None if page is None else job_context(page)
+
+    return Followed(
+        key=f"job {number.hex}",
+        read=read,
+        pieces=PIECES,
+        is_over=is_over,
+        missing=lambda: missing_job(name),
+    )
+
+
+def is_over(seen: dict[str, Any]) -> bool:
+    """Tell whether nothing more will happen to the Job of a context."""
+    job: Job = seen["job"]
+    return job.state.is_terminal
 
 
 @router.post("/cancel")
@@ -102,7 +128,7 @@ def show_samples(
         job = get_job(conn, number)
         if job is None:
             raise missing_job(job_id)
-        pairs = choose(conn, number)
+        pairs = choose(conn, number, job.n_total)
         indices = [item.index for pair in pairs for item in pair if item is not None]
         return job, pairs, parts_of(conn, number, indices)
 

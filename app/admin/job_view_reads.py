@@ -20,7 +20,8 @@ ATTEMPTS_MAX: Final = 20
 FILES_SHOWN: Final = 8
 FILES_PAGE: Final = 100
 
-Looks = Literal["waiting", "running", "done", "errors", "partly"]
+Stop = Literal["cancelled", "expired"]
+Looks = Literal["waiting", "running", "done", "errors", "partly"] | Stop
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,6 +34,7 @@ class Cell:
     waiting: int
     running: int
     has_errors: bool
+    stopped: Stop | None  # whether requests of it ended so
     attempts: int
 
     @property
@@ -44,6 +46,8 @@ class Cell:
             return "waiting"
         if self.waiting:
             return "partly"
+        if self.stopped is not None:
+            return self.stopped
         return "errors" if self.has_errors else "done"
 
 
@@ -140,22 +144,33 @@ def _cells(conn: Conn, job: Job) -> list[Cell]:
     """Count the shards into at most CELLS_MAX cells of equal width in request_index."""
     rows = conn.execute(
         """
-        SELECT cells.*, EXISTS (
+        SELECT first_index, end_index, shards, waiting, running, attempts, EXISTS (
             SELECT 1 FROM requests WHERE requests.job_id = %(job)s AND error_code IS NOT NULL
                 AND request_index >= cells.first_index AND request_index < cells.end_index
-        ) AS has_errors
+        ) AS has_errors,
+            -- Only what ended after the stop is looked at, and nearly all of that was stopped.
+            CASE WHEN last_ended_at >= %(stopped_at)s::timestamptz AND EXISTS (
+                SELECT 1 FROM requests WHERE requests.job_id = %(job)s AND state = %(stop)s::text
+                    AND request_index >= cells.first_index AND request_index < cells.end_index
+            ) THEN %(stop)s::text END AS stopped
         FROM (
             SELECT min(first_index) AS first_index, max(end_index) AS end_index,
                 count(*)::integer AS shards,
                 (count(*) FILTER (WHERE state = 'pending'))::integer AS waiting,
                 (count(*) FILTER (WHERE state = 'leased'))::integer AS running,
-                max(attempt) AS attempts
+                max(attempt) AS attempts, max(finished_at) AS last_ended_at
             FROM shards WHERE job_id = %(job)s
             GROUP BY CASE WHEN %(total)s <= %(cells)s THEN first_index
                 ELSE (first_index::bigint * %(cells)s / %(total)s)::integer END
         ) AS cells ORDER BY first_index
         """,
-        {"job": job.id, "total": max(job.n_total, 1), "cells": CELLS_MAX},
+        {
+            "job": job.id,
+            "total": max(job.n_total, 1),
+            "cells": CELLS_MAX,
+            "stop": "expired" if job.cancel_requested_at is None else "cancelled",
+            "stopped_at": job.cancel_requested_at or job.expiry_began_at,
+        },
     )
     return [Cell(**row) for row in rows]
 

@@ -4,7 +4,6 @@ A bulk cancel is two steps: a page that counts and changes nothing, and the form
 the moment that was counted at.
 """
 
-from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
@@ -15,6 +14,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.admin.access import PATH, Operator, operator_of, require_role
 from app.admin.actions import CANCELLABLE, JobFilter, cancel_jobs
+from app.admin.followed import Followed, live_at, stands_still
 from app.admin.forms import FormDep
 from app.admin.job_reads import JobPage, JobSearch, Place, list_jobs
 from app.admin.pages import render
@@ -61,7 +61,7 @@ def show_jobs(request: Request, database: DatabaseDep, catalog: CatalogDep) -> R
         request,
         "jobs.html",
         **_list_context(asked, page, after),
-        follow=f"{PATH}/live?{urlencode({'list': 'jobs', **query})}",
+        **(stands_still(_address(asked)) if after else live_at("jobs", **query)),
         states=STATES,
         ages=[(name, label) for name, (label, _) in AGES.items()],
         models=[model.name for model in catalog.all()],
@@ -70,8 +70,8 @@ def show_jobs(request: Request, database: DatabaseDep, catalog: CatalogDep) -> R
     )
 
 
-def followed_list(request: Request) -> tuple[str, Callable[[Conn], dict[str, Any]]]:
-    """Give a name for the list that was asked for, and how its first page is read, ever anew.
+def followed(request: Request) -> Followed:
+    """Say how the first page of the list that was asked for is followed.
 
     Raises InvalidRequestError.
     """
@@ -82,7 +82,7 @@ def followed_list(request: Request) -> tuple[str, Callable[[Conn], dict[str, Any
         # Searched anew: "the last hour" moves on.
         return _list_context(asked, list_jobs(conn, _search(asked)), None)
 
-    return urlencode(_query(asked)), read
+    return Followed(key=f"jobs {urlencode(_query(asked))}", read=read, pieces=PIECES)
 
 
 def _list_context(asked: dict[str, str], page: JobPage, after: Place | None) -> dict[str, Any]:
@@ -92,8 +92,12 @@ def _list_context(asked: dict[str, str], page: JobPage, after: Place | None) -> 
     if page.next is not None:
         cursor = f"{page.next.created_at.isoformat()}~{page.next.id.hex}"
         older = f"{PATH}/jobs?{urlencode({**query, 'after': cursor})}"
-    first = None if after is None else f"{PATH}/jobs?{urlencode(query)}"
+    first = None if after is None else _address(asked)
     return {"page": page, "asked": asked, "older": older, "first": first}
+
+
+def _address(asked: dict[str, str]) -> str:
+    return f"{PATH}/jobs?{urlencode(_query(asked))}"
 
 
 @router.get("/jobs/cancel")
@@ -111,7 +115,7 @@ def ask_cancel(request: Request, operator: Steward, database: DatabaseDep) -> HT
         filter=[(name, asked[name]) for name in FIELDS if asked[name]],
         until=counted.filter.until.isoformat(),
         since=None if search.chosen.since is None else search.chosen.since.isoformat(),
-        back=f"{PATH}/jobs?{urlencode(_query(asked))}",
+        back=_address(asked),
     )
 
 

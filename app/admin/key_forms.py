@@ -4,6 +4,8 @@ A key that was created is in the answer to that one POST and nowhere else: a for
 again tells so instead of making a second key.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Annotated, Final, get_args
 from uuid import UUID
 
@@ -25,8 +27,17 @@ from app.kit.ids import parse_id, public_id
 router = APIRouter()
 Admin = Annotated[Operator, Depends(require_role("admin"))]
 
-KEYS_SHOWN_MAX: Final = 200
+KEYS_PAGE: Final = 50
 DAYS_MAX: Final = 3650
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPage:
+    """Keys of an account, how many it has in all, and where the next page begins."""
+
+    rows: Sequence[KeyRow]
+    total: int
+    next: UUID | None
 
 
 @router.post("/accounts/{account}/keys")
@@ -122,9 +133,24 @@ def revoke(account: str, key: str, operator: Admin, database: DatabaseDep) -> Re
     return RedirectResponse(f"{PATH}/accounts/{account}?said=revoked", 303)
 
 
-def list_key_rows(conn: Conn, account_id: UUID) -> list[KeyRow]:
-    """List the newest keys of an account."""
-    return list_keys(conn, account_id)[:KEYS_SHOWN_MAX]
+def list_key_page(conn: Conn, account_id: UUID, before: UUID | None) -> KeyPage:
+    """List keys of an account, newest first, those made before `before`."""
+    rows = list_keys(conn, account_id, before=before, limit=KEYS_PAGE + 1)
+    row = conn.execute(
+        "SELECT count(*) AS keys FROM api_keys WHERE account_id = %s", [account_id]
+    ).fetchone()
+    assert row is not None
+    more = len(rows) > KEYS_PAGE
+    return KeyPage(rows[:KEYS_PAGE], row["keys"], rows[KEYS_PAGE - 1].id if more else None)
+
+
+def key_id_of(text: str | None) -> UUID | None:
+    """Read where a page of keys begins. Raises InvalidRequestError."""
+    key_id = None if text is None else parse_id("key", text)
+    if text is not None and key_id is None:
+        msg = f"keys_before must be the id of a key, not {text[:50]!r}."
+        raise InvalidRequestError(msg, param="keys_before")
+    return key_id
 
 
 def _scopes(form: Form) -> set[str]:

@@ -1,13 +1,14 @@
-"""The live stream: pieces of the overview, of the list of Jobs or of a Job's page, as they change.
+"""The live stream: pieces of a page as they change, for every page that can be followed.
 
 A stream holds no thread and no connection between two looks. Streams of one page share what was
-read; there is a bound on how many streams there are. A stream ends with the session, and with its
-Job.
+read; there is a bound on how many streams there are, and on how many of them one session has. A
+stream ends with the session, and with what it follows.
 """
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Callable
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeVar
@@ -17,14 +18,22 @@ from anyio import CapacityLimiter, to_thread
 from fastapi import APIRouter, Request, Response
 from fastapi.responses import StreamingResponse
 
-from app.admin import job as job_page
-from app.admin import jobs as jobs_page
-from app.admin import overview as overview_page
+from app.admin import (
+    accounts,
+    audit_pages,
+    job,
+    jobs,
+    models,
+    overview,
+    requests,
+    system,
+    workers,
+)
 from app.admin.access import Operator, OperatorDep
-from app.admin.job_view_reads import JobPageView, read_job_page
-from app.admin.overview_reads import read_overview
+from app.admin.followed import Followed
 from app.admin.pages import fragment
-from app.kit.db import RETRIED, Conn, Database, DatabaseUnavailableError
+from app.errors import NotFoundError
+from app.kit.db import RETRIED, Database, DatabaseUnavailableError
 from app.kit.deps import DatabaseDep, SettingsDep
 from app.settings import Settings
 
@@ -35,11 +44,27 @@ SHARED_SECONDS: Final = 1.5
 THREADS_MAX: Final = 4  # with Postgres away, streams must not take the threads of pages
 QUIET_SECONDS: Final = 15.0  # then a comment, so that nothing between here and there hangs up
 RETRY_MILLIS: Final = 5000
+SHARE_OF_SESSION: Final = 4  # one session has a quarter of all streams at most: others come in
+HEADERS: Final = {"cache-control": "no-store", "x-accel-buffering": "no"}
+MEDIA_TYPE: Final = "text/event-stream"
+# What `page` may name, and which page that is.
+FOLLOWED: Final[Mapping[str, Callable[[Request], Followed]]] = {
+    "overview": overview.followed,
+    "jobs": jobs.followed,
+    "job": job.followed,
+    "requests": requests.followed,
+    "workers": workers.followed,
+    "models": models.followed,
+    "accounts": accounts.followed_list,
+    "account": accounts.followed,
+    "ledger": accounts.followed_ledger,
+    "audit": audit_pages.followed,
+    "system": system.followed,
+}
 # What changes by the passing of time alone: relative times, which the page renews itself.
 _CLOCK_TEXT = re.compile(r"(data-relative>)[^<]*")
 _LINE_END = re.compile(r"\r\n|\r|\n")  # all three end a line of an event stream
 
-Read = Callable[[Conn], dict[str, Any] | None]
 T = TypeVar("T")
 
 
@@ -47,75 +72,79 @@ T = TypeVar("T")
 class Streams:
     """What the streams of one process share; used on the event loop only."""
 
-    count: int = 0
+    of_session: Counter[UUID] = field(default_factory=Counter)
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS_MAX))
     looks: dict[str, tuple[float, "asyncio.Task[dict[str, Any] | None]"]] = field(
         default_factory=dict
     )
 
+    def has_room(self, session: UUID, streams_max: int) -> bool:
+        """Tell whether this session may have one stream more."""
+        share = -(-streams_max // SHARE_OF_SESSION)
+        return self.of_session.total() < streams_max and self.of_session[session] < share
+
+    def leave(self, session: UUID) -> None:
+        """Note that a stream of this session has ended."""
+        self.of_session[session] -= 1
+        if self.of_session[session] == 0:
+            del self.of_session[session]
+
     async def call(self, work: Callable[[], T]) -> T:
         """Do `work` in one of the few threads that streams have together."""
         return await to_thread.run_sync(work, limiter=self.threads)
 
-    async def look(self, key: str, work: Callable[[], dict[str, Any] | None]) -> Any:
-        """Do `work` in a thread, or give what another stream has just read under `key`."""
+    async def look(self, page: Followed, database: Database) -> dict[str, Any] | None:
+        """Read a page in a thread, or give what another of its streams has just read."""
         loop = asyncio.get_running_loop()
         now = loop.time()
         self.looks = {
             name: item for name, item in self.looks.items() if item[0] > now or not item[1].done()
         }
-        if key not in self.looks:
-            task = asyncio.create_task(self.call(work))
-            self.looks[key] = (now + SHARED_SECONDS, task)
-        return await asyncio.shield(self.looks[key][1])
-
-
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page that is followed: how it is read, its pieces, when there is nothing more to come."""
-
-    key: str
-    read: Read
-    pieces: dict[str, str]
-    is_over: Callable[[dict[str, Any]], bool]
+        if page.key not in self.looks:
+            task = asyncio.create_task(self.call(lambda: database.run(page.read)))
+            self.looks[page.key] = (now + max(SHARED_SECONDS, page.fresh_seconds), task)
+        return await asyncio.shield(self.looks[page.key][1])
 
 
 @router.get("/live")
 async def live(
     request: Request, operator: OperatorDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
-    """Follow the overview, the Job that `job` names, or with `list` the Jobs that match."""
-    name = request.query_params.get("job")
-    if name is not None:
-        page = _job(job_page.job_id_of(name))
-    else:
-        page = _jobs(request) if "list" in request.query_params else _overview()
+    """Follow the page that `page` names; its other parameters are those of the page."""
+    name = request.query_params.get("page", "")
+    if name not in FOLLOWED:
+        msg = f"There is no page {name[:80]!r} to follow; there are {', '.join(FOLLOWED)}."
+        raise NotFoundError(msg)
+    page = FOLLOWED[name](request)
     streams = _streams(request)
-    if streams.count >= settings.admin_live_streams:
+    if not streams.has_room(operator.session_id, settings.admin_live_streams):
         # The page stays as it was loaded, and asks again at growing intervals of up to 64 s.
         return Response(status_code=204)
-    first = await streams.look(page.key, lambda: database.run(page.read))
-    if first is None:
-        raise job_page.missing_job(name or "")
+    if await streams.look(page, database) is None:
+        raise page.missing()
     return StreamingResponse(
-        _events(request, page, operator, settings),
-        media_type="text/event-stream",
-        headers={"cache-control": "no-store", "x-accel-buffering": "no"},
+        _events(request, page, operator, settings), media_type=MEDIA_TYPE, headers=HEADERS
     )
 
 
+def ended_stream(reason: str) -> Response:
+    """Answer with a stream that is over: a page that follows it says why, and asks no more."""
+    return Response(_event("end", reason), media_type=MEDIA_TYPE, headers=HEADERS)
+
+
 async def _events(
-    request: Request, page: Page, operator: Operator, settings: Settings
+    request: Request, page: Followed, operator: Operator, settings: Settings
 ) -> AsyncIterator[str]:
     """Send every piece once, then those that change; a comment when nothing does for long."""
     streams, database = _streams(request), request.app.state.database
     # Counted in the step that checks: streams that were let in together must not pass the bound.
-    if streams.count >= settings.admin_live_streams:
+    if not streams.has_room(operator.session_id, settings.admin_live_streams):
         return
-    streams.count += 1
+    streams.of_session[operator.session_id] += 1
     idle_seconds = settings.admin_idle_seconds
     loop = asyncio.get_running_loop()
     sent: dict[str, str] = {}
+    known: dict[str, Any] | None = None
     try:
         yield f"retry: {RETRY_MILLIS}\n\n"
         spoken_at = loop.time()
@@ -125,65 +154,42 @@ async def _events(
                 if not is_open:
                     yield _event("end", "logged out")
                     return
-                seen = await streams.look(page.key, lambda: database.run(page.read))
+                seen = await streams.look(page, database)
             except (*RETRIED, DatabaseUnavailableError):
-                seen = {}  # Postgres is away: the page keeps what it has, and the stream waits
-            if seen is None:
-                yield _event("end", "gone")
-                return
-            pieces = await streams.call(partial(_render, request, page, seen))
-            for name, text in pieces.items():
-                known = _CLOCK_TEXT.sub(r"\1", text)
-                if sent.get(name) != known:
-                    sent[name] = known
-                    spoken_at = loop.time()
-                    yield _event(name, text)
-            if seen and page.is_over(seen):
-                yield _event("end", "over")
-                return
+                seen = known  # Postgres is away: the page keeps what it has, and the stream waits
+            else:
+                if seen is None:
+                    yield _event("end", "gone")
+                    return
+            if seen is not None and seen is not known:
+                known = seen
+                pieces = await streams.call(partial(_render, request, page, seen))
+                for name, text in pieces.items():
+                    timeless = _CLOCK_TEXT.sub(r"\1", text)
+                    if sent.get(name) != timeless:
+                        sent[name] = timeless
+                        spoken_at = loop.time()
+                        yield _event(name, text)
+                if page.is_over(seen):
+                    # Two events: pieces that wait for the end are not to be asked for by somebody
+                    # who was logged out.
+                    yield _event("over", "over") + _event("end", "over")
+                    return
             if loop.time() - spoken_at > QUIET_SECONDS:
                 spoken_at = loop.time()
                 yield ": still here\n\n"
             await asyncio.sleep(LOOK_SECONDS)
     finally:
-        streams.count -= 1
+        streams.leave(operator.session_id)
 
 
-def _render(request: Request, page: Page, seen: dict[str, Any]) -> dict[str, str]:
-    if not seen:
-        return {}
+def _render(request: Request, page: Followed, seen: dict[str, Any]) -> dict[str, str]:
     return {name: fragment(request, file, **seen) for name, file in page.pieces.items()}
 
 
 def _event(name: str, text: str) -> str:
     lines = "".join(f"data: {line}\n" for line in _LINE_END.split(text))
     return f"event: {name}\n{lines}\n"
-
-
-def _overview() -> Page:
-    return Page(
-        "overview",
-        lambda conn: overview_page.overview_context(read_overview(conn)),
-        overview_page.PIECES,
-        lambda _seen: False,
-    )
-
-
-def _jobs(request: Request) -> Page:
-    name, read = jobs_page.followed_list(request)
-    return Page(f"jobs {name}", read, jobs_page.PIECES, lambda _seen: False)
-
-
-def _job(job_id: UUID) -> Page:
-    def read(conn: Conn) -> dict[str, Any] | None:
-        page = read_job_page(conn, job_id)
-        return None if page is None else job_page.job_context(page)
-
-    def is_over(seen: dict[str, Any]) -> bool:
-        page: JobPageView = seen["page"]
-        return page.job.state.is_terminal
-
-    return Page(f"job {job_id.hex}", read, job_page.PIECES, is_over)
 
 
 def _streams(request: Request) -> Streams:

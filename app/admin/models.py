@@ -1,19 +1,23 @@
 """The page of models: what each can do, the work that waits for it, who serves it."""
 
-from typing import Any
+from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from app.admin.access import operator_of
-from app.admin.overview_reads import ModelQueue, model_queues
+from app.admin.followed import Followed, live_at
+from app.admin.overview_reads import model_queues
 from app.admin.pages import render
-from app.admin.worker_reads import WorkerRow, list_workers
+from app.catalog import Catalog
 from app.catalog.deps import CatalogDep
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep, SettingsDep
+from app.settings import Settings
 
 router = APIRouter(dependencies=[Depends(operator_of)])
+
+PIECES: Final = {"models": "_model_list.html"}
 
 
 @router.get("/models")
@@ -25,25 +29,25 @@ def show_models(
     settings: SettingsDep,
 ) -> HTMLResponse:
     """Show every model that this installation knows."""
+    context = database.run(lambda conn: _read(conn, catalog, settings))
+    return render(request, "models.html", **context, **live_at("models"))
 
-    def read(conn: Conn) -> tuple[list[ModelQueue], list[WorkerRow]]:
-        return model_queues(conn), list_workers(conn, gone_minutes=0)
 
-    queues, workers = database.run(read)
-    by_model = {queue.model: queue for queue in queues}
-    known = {model.name for model in catalog.all()}
-    rows: list[dict[str, Any]] = [
-        {
-            "model": model,
-            "queue": by_model.get(model.name),
-            "workers": [worker for worker in workers if worker.model == model.name],
-        }
-        for model in catalog.all()
-    ]
-    return render(
-        request,
-        "models.html",
-        rows=rows,
-        strangers=[queue for queue in queues if queue.model not in known],
-        max_logprobs=settings.limits.logprobs,
+def followed(request: Request) -> Followed:
+    """Say how the page of models is followed."""
+    state = request.app.state
+    return Followed(
+        key="models", read=lambda conn: _read(conn, state.catalog, state.settings), pieces=PIECES
     )
+
+
+def _read(conn: Conn, catalog: Catalog, settings: Settings) -> dict[str, Any]:
+    queues = model_queues(conn)
+    by_model = {queue.model: queue for queue in queues}
+    models = catalog.all()
+    known = {model.name for model in models}
+    return {
+        "rows": [{"model": model, "queue": by_model.get(model.name)} for model in models],
+        "strangers": [queue for queue in queues if queue.model not in known],
+        "max_logprobs": settings.limits.logprobs,
+    }

@@ -8,7 +8,8 @@ import orjson
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
-from app.admin.access import operator_of
+from app.admin.access import PATH, operator_of
+from app.admin.followed import Followed, live_at
 from app.admin.overview_reads import (
     ERROR_COMPLETIONS_MAX,
     ERROR_JOBS_MAX,
@@ -19,6 +20,7 @@ from app.admin.overview_reads import (
 )
 from app.admin.pages import render
 from app.kit.deps import DatabaseDep
+from app.kit.ids import public_id
 
 router = APIRouter(dependencies=[Depends(operator_of)])
 
@@ -34,6 +36,9 @@ PIECES = {
 }
 
 
+UNPROVEN = "No worker of that model that started later has passed it yet."
+
+
 @dataclass(frozen=True, slots=True)
 class Attention:
     """Something that a person should look at."""
@@ -47,7 +52,15 @@ class Attention:
 @router.get("")
 def show_overview(request: Request, database: DatabaseDep) -> HTMLResponse:
     """Show the overview."""
-    return render(request, "overview.html", **overview_context(database.run(read_overview)))
+    context = overview_context(database.run(read_overview))
+    return render(request, "overview.html", **context, **live_at("overview"))
+
+
+def followed(_request: Request) -> Followed:
+    """Say how the overview is followed."""
+    return Followed(
+        key="overview", read=lambda conn: overview_context(read_overview(conn)), pieces=PIECES
+    )
 
 
 def overview_context(overview: Overview) -> dict[str, Any]:
@@ -84,16 +97,30 @@ def _attention(overview: Overview) -> list[Attention]:
         names = ", ".join(f"{worker.host} ({worker.model})" for worker in silent[:3])
         text = f"{names}: no heartbeat. Leases end by themselves and other workers take over."
         found.append(Attention("bad", "Workers are silent", text, "/admin/workers"))
-    failed = [w for w in overview.workers if w.canary not in (None, "passed")]
-    if failed:
-        text = f"{failed[0].host} ({failed[0].model}): {failed[0].canary}"
-        found.append(Attention("bad", "A check of steering failed", text[:300], "/admin/workers"))
+    if overview.unproven:
+        last = overview.unproven[0]
+        others = sum(proof.workers for proof in overview.unproven) - 1
+        text = f"{last.host} ({last.model}): {last.outcome}"
+        text = f"{text[:300]}{f', and {others} more' if others else ''}. {UNPROVEN}"
+        found.append(Attention("bad", "A check of steering failed", text, "/admin/workers"))
     idle = [queue for queue in overview.queues if queue.pending and not queue.workers]
     if idle:
         names = ", ".join(queue.model for queue in idle[:5])
         text = f"No worker serves {names}; Jobs wait until one does."
         found.append(Attention("warn", "Work without a worker", text, "/admin/models"))
-    if overview.tokens.stopped:
-        text = "Their ledger does not add up or an admin stopped them; they get no new Holds."
-        found.append(Attention("bad", "Accounts are stopped", text, "/admin/accounts"))
+    if overview.stopped:
+        found.append(_stopped(overview))
     return found
+
+
+def _stopped(overview: Overview) -> Attention:
+    """Say which accounts get no new Holds, and why the only one or the last one does not."""
+    last, more = overview.stopped[0], overview.tokens.stopped - len(overview.stopped)
+    if len(overview.stopped) == 1:
+        text = f"{last.name[:80]} gets no new Holds: {last.reason[:300]}"
+        href = f"{PATH}/accounts/{public_id('acct', last.id)}"
+        return Attention("bad", "An account is stopped", text, href)
+    names = ", ".join(account.name[:80] for account in overview.stopped)
+    text = f"{names}{f' and {more} more' if more > 0 else ''} get no new Holds."
+    title = f"{overview.tokens.stopped} accounts are stopped"
+    return Attention("bad", title, text, f"{PATH}/accounts?holds=stopped")

@@ -12,6 +12,7 @@ from uuid import UUID
 
 from app.admin.job_reads import JobRow, live_jobs
 from app.admin.worker_reads import WorkerRow, list_workers
+from app.jobs.workers import FailedProof, failed_proofs
 from app.kit.db import Conn
 
 ERROR_JOBS_MAX: Final = 20
@@ -19,6 +20,7 @@ ERRORS_OF_JOB_MAX: Final = 500
 ERROR_COMPLETIONS_MAX: Final = 1000
 CODES_MAX: Final = 8
 LIVE_JOBS_MAX: Final = 8
+STOPPED_MAX: Final = 3
 LATELY_SECONDS: Final = 60.0
 CHART_MINUTES: Final = 60
 
@@ -54,7 +56,10 @@ class Minute:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelQueue:
-    """The work that waits for one model, and who does it."""
+    """The work that waits for one model, and who does it.
+
+    `oldest`: since when a Job waits of which nothing runs, for `age_seconds` by now.
+    """
 
     model: str
     workers: int
@@ -86,6 +91,15 @@ class Tokens:
     stopped: int
 
 
+@dataclass(frozen=True, slots=True)
+class StoppedAccount:
+    """An account that gets no new Holds, and why."""
+
+    id: UUID
+    name: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Overview:
     """Everything that the overview shows, of one moment."""
@@ -95,7 +109,9 @@ class Overview:
     queues: Sequence[ModelQueue]
     errors: Sequence[ErrorCode]
     tokens: Tokens
+    stopped: Sequence[StoppedAccount]
     workers: Sequence[WorkerRow]
+    unproven: Sequence[FailedProof]
     jobs: Sequence[JobRow]
 
     @property
@@ -115,7 +131,7 @@ class Overview:
 
     @property
     def oldest(self) -> ModelQueue | None:
-        """The queue in which a Job has waited longest."""
+        """The queue in which a Job waits longest."""
         waiting = [queue for queue in self.queues if queue.age_seconds is not None]
         return max(waiting, key=lambda queue: queue.age_seconds or 0.0, default=None)
 
@@ -139,7 +155,9 @@ def read_overview(conn: Conn) -> Overview:
         queues=model_queues(conn),
         errors=_errors(conn),
         tokens=_tokens(conn),
+        stopped=_stopped(conn),
         workers=list_workers(conn, gone_minutes=0),
+        unproven=failed_proofs(conn),
         jobs=live_jobs(conn, LIVE_JOBS_MAX),
     )
 
@@ -151,10 +169,19 @@ def model_queues(conn: Conn) -> list[ModelQueue]:
         WITH work AS (
             SELECT model, count(*)::integer AS jobs, sum(waiting)::bigint AS pending,
                 sum(n_running)::bigint AS running,
-                min(created_at) FILTER (WHERE waiting > 0) AS oldest
+                min(CASE WHEN waiting = 0 OR n_running > 0 THEN NULL
+                    WHEN started_at IS NULL THEN created_at
+                    -- What ran last ended just before the first shard that waits.
+                    ELSE greatest(started_at, (
+                        SELECT ended.finished_at FROM shards AS ended
+                        WHERE ended.job_id = live.id AND ended.first_index < (
+                            SELECT first_index FROM shards AS ahead
+                            WHERE ahead.job_id = live.id AND ahead.state = 'pending'
+                            ORDER BY first_index LIMIT 1)
+                        ORDER BY ended.first_index DESC LIMIT 1)) END) AS oldest
             FROM (
-                SELECT model, created_at, n_running, n_total - n_running - n_succeeded - n_errored
-                    - n_cancelled - n_expired AS waiting
+                SELECT id, model, created_at, started_at, n_running, n_total - n_running
+                    - n_succeeded - n_errored - n_cancelled - n_expired AS waiting
                 FROM jobs WHERE state IN ('queued', 'in_progress')
             ) AS live GROUP BY model
         ), crew AS (
@@ -216,6 +243,17 @@ def _tokens(conn: Conn) -> Tokens:
     ).fetchone()
     assert row is not None
     return Tokens(**row)
+
+
+def _stopped(conn: Conn) -> list[StoppedAccount]:
+    rows = conn.execute(
+        """
+        SELECT id, name, coalesce(holds_stopped_reason, '') AS reason FROM accounts
+        WHERE holds_stopped_at IS NOT NULL ORDER BY holds_stopped_at DESC, id LIMIT %s
+        """,
+        [STOPPED_MAX],
+    )
+    return [StoppedAccount(**row) for row in rows]
 
 
 def _errors(conn: Conn) -> list[ErrorCode]:

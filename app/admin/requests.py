@@ -1,18 +1,18 @@
 """The requests of a Job: a list with filters, and one request with everything known of it."""
 
-from typing import Final
+from typing import Any, Final
 from urllib.parse import urlencode
+from uuid import UUID
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from app.admin.access import PATH, operator_of
-from app.admin.job import job_id_of, missing_job
+from app.admin.followed import NOT_FOLLOWED, Followed, live_at, stands_still
+from app.admin.job import is_over, job_id_of, missing_job
 from app.admin.pages import render
 from app.admin.request_reads import (
-    PAGE,
     RequestFilter,
-    RequestPage,
     RequestView,
     list_page,
     view_request,
@@ -27,6 +27,7 @@ from app.jobs.requests import read_index
 from app.jobs.states import RequestState
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep
+from app.kit.ids import public_id
 from app.storage.deps import StoreDep
 
 router = APIRouter(prefix="/jobs/{job_id}/requests", dependencies=[Depends(operator_of)])
@@ -34,37 +35,79 @@ router = APIRouter(prefix="/jobs/{job_id}/requests", dependencies=[Depends(opera
 TEXT_MAX: Final = 200
 FIELDS: Final = ("status", "code", "custom_id")
 TOKENS_SHOWN: Final = 200
+PIECES: Final = {"counts": "_request_counts.html", "requests": "_request_list.html"}
 
 
 @router.get("")
 def show_requests(request: Request, job_id: str, database: DatabaseDep) -> HTMLResponse:
     """List requests of a Job by index."""
     number = job_id_of(job_id)
-    asked = {n: request.query_params.get(n, "").strip()[:TEXT_MAX] for n in FIELDS}
-    chosen = _filter(asked)
+    asked = _asked(request)
     after = _after(request.query_params.get("after"))
-
-    def read(conn: Conn) -> tuple[Job, RequestPage]:
-        job = get_job(conn, number)
-        if job is None:
-            raise missing_job(job_id)
-        return job, list_page(conn, number, chosen, total=job.n_total, after=after)
-
-    job, page = database.run(read)
-    here = f"{PATH}/jobs/{job_id}/requests"
-    query = {name: value for name, value in asked.items() if value}
+    context = database.run(lambda conn: _read(conn, number, asked, after))
+    if context is None:
+        raise missing_job(job_id)
+    if is_over(context):
+        moves = NOT_FOLLOWED
+    elif after >= 0:
+        moves = stands_still(_address(number, asked))
+    else:
+        moves = live_at("requests", job=job_id, **_query(asked))
     return render(
         request,
         "requests.html",
-        job=job,
-        job_name=job_id,
-        page=page,
-        page_size=PAGE,
-        asked=asked,
+        **context,
+        **moves,
         states=[(state.value, state.value.capitalize()) for state in RequestState],
-        older=(None if page.next is None else f"{here}?{urlencode({**query, 'after': page.next})}"),
-        first=None if after < 0 else f"{here}?{urlencode(query)}",
     )
+
+
+def followed(request: Request) -> Followed:
+    """Say how the first page of a Job's requests is followed, until the Job is over.
+
+    Raises NotFoundError, InvalidRequestError.
+    """
+    name = request.query_params.get("job", "")
+    number, asked = job_id_of(name), _asked(request)
+    _filter(asked)
+    return Followed(
+        key=f"requests {number.hex} {urlencode(_query(asked))}",
+        read=lambda conn: _read(conn, number, asked, -1),
+        pieces=PIECES,
+        is_over=is_over,
+        missing=lambda: missing_job(name),
+    )
+
+
+def _read(conn: Conn, number: UUID, asked: dict[str, str], after: int) -> dict[str, Any] | None:
+    """Read a page of requests and what its templates need; None when there is no such Job."""
+    job = get_job(conn, number)
+    if job is None:
+        return None
+    page = list_page(conn, number, _filter(asked), total=job.n_total, after=after)
+    older = None
+    if page.next is not None:
+        older = _address(number, {**asked, "after": str(page.next)})
+    return {
+        "job": job,
+        "job_name": public_id("job", number),
+        "page": page,
+        "asked": asked,
+        "older": older,
+        "first": None if after < 0 else _address(number, asked),
+    }
+
+
+def _address(number: UUID, asked: dict[str, str]) -> str:
+    return f"{PATH}/jobs/{public_id('job', number)}/requests?{urlencode(_query(asked))}"
+
+
+def _query(asked: dict[str, str]) -> dict[str, str]:
+    return {name: value for name, value in asked.items() if value}
+
+
+def _asked(request: Request) -> dict[str, str]:
+    return {n: request.query_params.get(n, "").strip()[:TEXT_MAX] for n in FIELDS}
 
 
 @router.get("/{index}")

@@ -2,8 +2,10 @@
 
     first requests (Postgres) -> pairs with the same prompt, seed and sampling -> parts -> rows
 
-A baseline is a request with no intervention, or only such that change nothing (scale 0). Some
-hundred specs and a dozen row groups are read at most, whatever the Job's size.
+A baseline is a request with no intervention, or only such that change nothing (scale 0). Where the
+first requests have no counterpart it is looked for where a sweep in order of strength has it: one
+equal part of the Job further, or several. A thousand specs and a dozen row groups are read at
+most, whatever the Job's size.
 """
 
 import logging
@@ -16,6 +18,7 @@ from uuid import UUID
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from psycopg.types.json import Jsonb
 
 from app.admin.steering_words import steering_in_words
 from app.completions.spec import RequestSpec, Sampling, spec_from_json
@@ -26,6 +29,8 @@ from app.storage import ObjectStore, StoreError, job_key
 log = logging.getLogger(__name__)
 
 LOOKED_AT_MAX: Final = 400
+REPEATS_MAX: Final = 100  # equal parts of a sweep: strengths, times layers
+PROBES_MAX: Final = 1000
 SPEC_CHARS_MAX: Final = 8_000_000  # of all specs together; requests with 16 mixtures are large
 SAMPLES_MAX: Final = 6
 GROUPS_MAX: Final = 12
@@ -69,6 +74,7 @@ class Candidate:
 
 
 Pair: TypeAlias = tuple[Candidate | None, Candidate | None]  # baseline, steered
+Shared: TypeAlias = tuple[tuple[int, ...], Sampling]  # prompt and sampling
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,11 +87,17 @@ class Part:
     end_index: int
 
 
-def choose(conn: Conn, job_id: UUID) -> list[Pair]:
-    """Choose pairs (baseline, steered) among the first requests of a Job, most telling first."""
-    together: dict[tuple[tuple[int, ...], Sampling], list[Candidate]] = defaultdict(list)
+def choose(conn: Conn, job_id: UUID, total: int) -> list[Pair]:
+    """Choose pairs (baseline, steered) for the first of a Job's `total` requests, best first."""
+    together: dict[Shared, list[Candidate]] = defaultdict(list)
     for candidate in _candidates(conn, job_id):
         together[_what_is_equal(candidate.spec)].append(candidate)
+    alone = {key: group for key, group in together.items() if _is_one_sided(group)}
+    if len(together) - len(alone) < SAMPLES_MAX:
+        sought = [group[0] for group in alone.values()][:SAMPLES_MAX]
+        for candidate in _counterparts(conn, job_id, sought, total):
+            if (key := _what_is_equal(candidate.spec)) in alone:
+                together[key].append(candidate)
     pairs: list[list[Pair]] = []
     lone: list[Pair] = []
     for group in together.values():
@@ -194,7 +206,55 @@ def _candidates(conn: Conn, job_id: UUID) -> list[Candidate]:
     ]
 
 
-def _what_is_equal(spec: RequestSpec) -> tuple[tuple[int, ...], Sampling]:
+def _counterparts(
+    conn: Conn, job_id: UUID, sought: Sequence[Candidate], total: int
+) -> list[Candidate]:
+    """Find requests with the prompts of these, at their places in other equal parts of the Job."""
+    places = _places([item.index for item in sought], total)
+    if not places:
+        return []
+    rows = conn.execute(
+        """
+        SELECT request_index, custom_id, spec FROM (
+            SELECT request_index, custom_id, spec,
+                sum(pg_column_size(spec)) OVER (ORDER BY request_index) AS size
+            FROM requests
+            WHERE job_id = %s AND request_index = ANY(%s) AND state = 'succeeded'
+        ) AS looked_at
+        WHERE size <= %s AND spec -> 'prompt_token_ids' = ANY(%s::jsonb[])
+        """,
+        [
+            job_id,
+            places,
+            SPEC_CHARS_MAX,
+            [Jsonb(list(item.spec.prompt_token_ids)) for item in sought],
+        ],
+    )
+    return [
+        Candidate(row["request_index"], row["custom_id"], spec_from_json(row["spec"]))
+        for row in rows
+    ]
+
+
+def _places(indices: Sequence[int], total: int) -> list[int]:
+    """List where these requests come again if the Job repeats itself, fewest repeats first."""
+    found: dict[int, None] = {}
+    for parts in range(2, REPEATS_MAX + 1):
+        if total % parts:
+            continue
+        for part in range(1, parts):
+            for index in indices:
+                place = (index + part * total // parts) % total
+                if place >= LOOKED_AT_MAX:
+                    found[place] = None
+    return list(found)[:PROBES_MAX]
+
+
+def _is_one_sided(group: Sequence[Candidate]) -> bool:
+    return len({item.is_baseline for item in group}) == 1
+
+
+def _what_is_equal(spec: RequestSpec) -> Shared:
     """Give what a steered request and its baseline share."""
     return spec.prompt_token_ids, spec.sampling
 

@@ -15,6 +15,7 @@ from app.steering.spec import FOREVER, Capture, Intervention, Op, Reduce, Site
 SPANS_SHOWN: Final = 4
 TIMES: Final = "\u00d7"
 TO: Final = "\u2013"  # between two numbers
+MINUS: Final = "\u2212"
 
 
 def steering_in_words(spec: RequestSpec) -> list[str]:
@@ -57,14 +58,14 @@ def short_vector(name: str) -> str:
 def _sentence(item: Intervention, layers: Sequence[int], prompt_tokens: int) -> str:
     vector = short_vector(item.vector)
     if item.op is Op.add:
-        strength = f"{item.scale:g} {TIMES} "
+        strength = f"{_number(item.scale)} {TIMES} "
         strength += f"the norm along {vector}" if item.norm_match else vector
         what = f"Steering vector: adds {strength}" if item.summed else f"Adds {strength}"
     elif item.op is Op.orthogonal:
         what = (
             f"Removes the direction {vector}"
             if not item.coeff
-            else f"Scales the direction {vector} by {item.coeff:g}"
+            else f"Scales the direction {vector} by {_number(item.coeff)}"
         )
     elif item.op is Op.cap:
         what = f"Keeps the projection on {vector} {_bounds(item.low, item.high)}"
@@ -82,8 +83,14 @@ def _sentence(item: Intervention, layers: Sequence[int], prompt_tokens: int) -> 
 
 def _bounds(low: float | None, high: float | None) -> str:
     if low is None:
-        return f"at {high:g} or below"
-    return f"at {low:g} or above" if high is None else f"between {low:g} and {high:g}"
+        return f"at {_number(high)} or below"
+    if high is None:
+        return f"at {_number(low)} or above"
+    return f"between {_number(low)} and {_number(high)}"
+
+
+def _number(value: float | None) -> str:
+    return "" if value is None else f"{value:g}".replace("-", MINUS, int(value < 0))
 
 
 def _positions(item: Intervention, prompt_tokens: int) -> str:

@@ -1,12 +1,13 @@
 """The system page: versions, settings, limits, storage, and the invariants with their last run."""
 
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse, RedirectResponse, Response
 
 from app.admin.access import LOGGED_IN, PATH, Operator, require_role
 from app.admin.audit import record
+from app.admin.followed import Followed, live_at
 from app.admin.pages import render
 from app.admin.system_reads import own_versions, read_storage, shown_settings, worker_engines
 from app.errors import ConflictError
@@ -17,7 +18,12 @@ from app.kit.deps import DatabaseDep, SettingsDep
 router = APIRouter()
 Steward = Annotated[Operator, Depends(require_role("operator"))]
 
-RUNS_SHOWN: Final = 10
+PIECES: Final = {
+    "invariants": "_system_invariants.html",
+    "storage": "_system_storage.html",
+    "engines": "_system_engines.html",
+}
+FRESH_SECONDS: Final = 10.0  # sizes are read from the file system, and nobody waits for them
 # A person waits for the page: the reconciler's own run has ten minutes a rule.
 RULE_SECONDS: Final = 10.0
 RUN_SECONDS: Final = 20.0
@@ -31,13 +37,25 @@ def show_system(request: Request, database: DatabaseDep, settings: SettingsDep) 
         request,
         "system.html",
         versions=own_versions(),
-        workers=database.run(worker_engines),
-        storage=database.run(read_storage),
+        **database.run(_read),
+        **live_at("system"),
         settings=shown_settings(settings),
         limits=shown_settings(settings.limits),
-        runs=database.run(lambda conn: last_runs(conn, limit=RUNS_SHOWN)),
         said=SAID.get(request.query_params.get("said", "")),
     )
+
+
+def followed(_request: Request) -> Followed:
+    """Say how the figures of the system page are followed."""
+    return Followed(key="system", read=_read, pieces=PIECES, fresh_seconds=FRESH_SECONDS)
+
+
+def _read(conn: Conn) -> dict[str, Any]:
+    return {
+        "workers": worker_engines(conn),
+        "storage": read_storage(conn),
+        "runs": last_runs(conn, limit=1),
+    }
 
 
 @router.post("/system/invariants")

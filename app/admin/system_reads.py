@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from pydantic import BaseModel, SecretStr
 
+from app.admin.filters import duration, size
 from app.kit.db import Conn
 from app.kit.logs import redact
 
@@ -72,7 +73,7 @@ def shown_settings(settings: BaseModel) -> list[Setting]:
         shown.append(
             Setting(
                 name=name,
-                value=str(value) if name == "port" else _shown(value),
+                value=_shown(name, value),
                 meaning=field.description or "",
                 changed=not field.is_required() and value != default,
             )
@@ -133,13 +134,26 @@ def _version(name: str) -> str:
         return "not installed"
 
 
-def _shown(value: object) -> str:
+def _measured(name: str, value: float) -> str:
+    """Write a number with the unit that the name of its setting tells."""
+    number = f"{value:,}" if isinstance(value, int) else f"{value:,g}"
+    parts = name.split("_")
+    if "bytes" in parts:
+        return f"{number} bytes" + (f" ({size(value)})" if value >= 1024 else "")
+    if "seconds" in parts:
+        return f"{number} s" + (f" ({duration(value)})" if value >= 60 else "")
+    if name.endswith("_per_minute"):
+        return f"{number} a minute"
+    return f"{number} characters" if "chars" in parts else number
+
+
+def _shown(name: str, value: object) -> str:
     if isinstance(value, SecretStr):
         return "set, not shown" if value.get_secret_value() else "empty"
     if isinstance(value, bool) or value is None:
         return {True: "yes", False: "no", None: "none"}[value]
-    if isinstance(value, int):
-        return f"{value:,}"
+    if isinstance(value, int | float):
+        return str(value) if name == "port" else _measured(name, value)
     text = str(value)
     if "://" in text:
         # Addresses may carry keys behind the question mark.

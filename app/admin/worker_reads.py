@@ -5,6 +5,7 @@ from datetime import datetime
 from typing import Final
 from uuid import UUID
 
+from app.jobs.workers import SILENT_SECONDS_MAX
 from app.kit.db import Conn
 
 SHOWN_MAX: Final = 200
@@ -67,11 +68,11 @@ def list_workers(conn: Conn, *, gone_minutes: int) -> list[WorkerRow]:
             SELECT worker_id, count(*)::integer AS shards FROM shards
             WHERE state = 'leased' GROUP BY worker_id
         ) AS held ON held.worker_id = workers.id
-        WHERE heartbeat_at > now() - make_interval(mins => %(gone)s + 2)
+        WHERE heartbeat_at > now() - make_interval(mins => %(gone)s, secs => %(silent)s)
             AND (workers.state <> 'gone'
                 OR heartbeat_at > now() - make_interval(mins => %(gone)s))
         ORDER BY workers.state = 'gone', model, started_at, workers.id LIMIT %(limit)s
         """,
-        {"gone": gone_minutes, "limit": SHOWN_MAX},
+        {"gone": gone_minutes, "silent": SILENT_SECONDS_MAX + 60, "limit": SHOWN_MAX},
     )
     return [WorkerRow(**row) for row in rows]

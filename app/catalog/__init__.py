@@ -3,6 +3,14 @@
 from app.catalog.catalog import Catalog, load_catalog
 from app.catalog.models_file import CatalogError
 from app.catalog.served import ServedModel
-from app.catalog.tokenizer import Tokenizer, Tokens
+from app.catalog.tokenizer import Tokenizer, Tokens, TooMany
 
-__all__ = ["Catalog", "CatalogError", "ServedModel", "Tokenizer", "Tokens", "load_catalog"]
+__all__ = [
+    "Catalog",
+    "CatalogError",
+    "ServedModel",
+    "Tokenizer",
+    "Tokens",
+    "TooMany",
+    "load_catalog",
+]

@@ -8,7 +8,7 @@ share one.
 """
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,12 @@ from app.catalog.models_file import CatalogError
 # A batch runs on all cores at once and its intermediate objects are about 100 times larger than
 # the ids, so a Job's prompts go through in slices.
 SLICE_TEXTS = 4096
+SLICE_CHARS = 1024 * 1024
+# A text that is longer than this many characters for each token that is allowed, is counted piece
+# by piece before it may be encoded whole.
+CHARS_PER_TOKEN = 8
+PIECE_CHARS_MIN = 16 * 1024
+CUT_TOKENS = 16  # more tokens than a cut in a text makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,14 @@ class Tokens:
 
     ids: list[int]
     offsets: list[tuple[int, int] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class TooMany:
+    """A text of more tokens than were allowed: so many, or at least so many."""
+
+    tokens: int
+    is_exact: bool
 
 
 class Tokenizer:
@@ -67,11 +81,51 @@ class Tokenizer:
     ) -> list[list[int]]:
         """Turn many texts into token ids, on all cores; the order is kept."""
         ids: list[list[int]] = []
-        for start in range(0, len(texts), SLICE_TEXTS):
-            part = list(texts[start : start + SLICE_TEXTS])
+        for part in _slices(texts):
             encoded = self._core.encode_batch_fast(part, add_special_tokens=add_special_tokens)
             ids.extend(item.ids for item in encoded)
         return ids
+
+    def encode_within(
+        self, texts: Sequence[str], tokens_max: int, *, add_special_tokens: bool = True
+    ) -> list[list[int] | TooMany]:
+        """Turn texts into token ids as `encode_batch` does, but none of more than `tokens_max`.
+
+        Work and memory are those of texts that fit, however long a text is.
+        """
+        chars_max = max(PIECE_CHARS_MIN, CHARS_PER_TOKEN * tokens_max)
+        too_long = {
+            place: found
+            for place, text in enumerate(texts)
+            if len(text) > chars_max
+            and (found := self._count_pieces(text, chars_max, tokens_max)) is not None
+        }
+        rest = [text for place, text in enumerate(texts) if place not in too_long]
+        encoded = self._encode_rest(
+            rest if too_long else texts, tokens_max, add_special_tokens=add_special_tokens
+        )
+        if not too_long:
+            return list(encoded)
+        return [too_long.get(place) or next(encoded) for place in range(len(texts))]
+
+    def _encode_rest(
+        self, texts: Sequence[str], tokens_max: int, *, add_special_tokens: bool
+    ) -> Iterator[list[int] | TooMany]:
+        for part in _slices(texts):
+            for item in self._core.encode_batch_fast(part, add_special_tokens=add_special_tokens):
+                count = len(item)
+                yield item.ids if count <= tokens_max else TooMany(count, is_exact=True)
+
+    def _count_pieces(self, text: str, chars: int, tokens_max: int) -> TooMany | None:
+        """Count a long text until it has too many tokens; None when it may fit after all."""
+        tokens = 0
+        for start in range(0, len(text), chars):
+            piece = text[start : start + chars]
+            (encoded,) = self._core.encode_batch_fast([piece], add_special_tokens=False)
+            tokens += len(encoded) - CUT_TOKENS
+            if tokens > tokens_max:
+                return TooMany(tokens, is_exact=False)
+        return None
 
     def encode_places(self, text: str, *, add_special_tokens: bool = True) -> Tokens:
         """Turn text into token ids, and say which characters each token stands for."""
@@ -88,6 +142,20 @@ class Tokenizer:
         """Name a token as the vocabulary writes it; None when there is no such id."""
         name: str | None = self._core.id_to_token(token_id)
         return name
+
+
+def _slices(texts: Sequence[str]) -> Iterator[list[str]]:
+    """Cut texts into slices of bounded size; a text that is longer than one is alone in its own."""
+    part: list[str] = []
+    room = SLICE_CHARS
+    for text in texts:
+        if part and (len(part) == SLICE_TEXTS or len(text) > room):
+            yield part
+            part, room = [], SLICE_CHARS
+        part.append(text)
+        room -= len(text)
+    if part:
+        yield part
 
 
 def _apply_added_tokens(core: tokenizers.Tokenizer, config: dict[str, Any]) -> None:

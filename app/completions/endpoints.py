@@ -1,5 +1,6 @@
 """Routes of single Completions. Chat is not offered: its route says so and what to do instead."""
 
+import asyncio
 from contextlib import ExitStack
 from functools import partial
 from typing import Annotated, Any, NoReturn
@@ -20,24 +21,27 @@ from app.completions.intake import (
     prepare_completion,
 )
 from app.completions.openapi import CREATE_COMPLETION
-from app.completions.references import ReadCaptured, named_vectors, wanted_rows
+from app.completions.references import ReadCaptured, captured_of, vectors_of
 from app.completions.stream_answer import Writer, stream_answer
 from app.completions.stream_chunks import ChunkWriter, WrittenChunks
 from app.completions.unlisted import UnlistedCompletion, is_announced, prepare_unlisted
 from app.completions.waiting import ClientLeftError, Desk
-from app.errors import InvalidRequestError
-from app.kit.answers import json_answer
-from app.kit.deps import DatabaseDep, SettingsDep, body_of
+from app.errors import InvalidRequestError, RequestTimeoutError
+from app.kit.answers import error_answer, json_answer
+from app.kit.deps import DatabaseDep, SettingsDep, body_of, work_on
 from app.kit.json_body import read_object
 from app.kit.openapi import answer, documented, ref
 
 router = APIRouter(tags=["completions"])
-Sender = Annotated[Caller, Depends(require("completions"))]
+SCOPE = require("completions")
+Sender = Annotated[Caller, Depends(SCOPE)]
 
 CLIENT_LEFT = 499  # nobody reads it; it tells access logs why there was no answer
 
 
-@router.post("/v1/completions", dependencies=[COMPLETIONS_RATE], **CREATE_COMPLETION)
+@router.post(
+    "/v1/completions", dependencies=[Depends(SCOPE), COMPLETIONS_RATE], **CREATE_COMPLETION
+)
 async def create_completion(
     request: Request,
     caller: Sender,
@@ -51,26 +55,29 @@ async def create_completion(
     limits, account_id = settings.limits, caller.account_id
     desk: Desk = request.app.state.desk
     places: Places = request.app.state.places
-    read_captured: ReadCaptured = request.app.state.captured.read
+    read_captured: ReadCaptured = request.app.state.captured_alone.read
 
     def take_in(body: bytes) -> PreparedCompletion | UnlistedCompletion:
-        sent = read_object(body, depth_max=limits.json_depth)
+        sent = read_object(body, depth_max=limits.json_depth, containers_max=limits.json_containers)
         name = model_name(sent)
         if name not in catalog and database.run(lambda conn: is_announced(conn, name)):
             unlisted = prepare_unlisted(sent, name, limits)
             desk.submit_unlisted(account_id, unlisted, seconds=settings.completion_seconds)
             return unlisted
         model = catalog.get(name)
-        names = named_vectors([sent])
-        stored = database.run(lambda conn: load_vectors(conn, account_id, names, limits))
-        captured = read_captured(account_id, wanted_rows([sent]))
         prepared = prepare_completion(
             sent,
             model,
             catalog.tokenizer(model.name),
             limits,
-            stored=stored,
-            captured=captured,
+            stored=vectors_of(
+                sent,
+                limits,
+                lambda names: database.run(
+                    lambda conn: load_vectors(conn, account_id, names, limits)
+                ),
+            ),
+            captured=captured_of(sent, limits, lambda rows: read_captured(account_id, rows)),
             norms=norms.of(model),
         )
         desk.submit(account_id, prepared, seconds=settings.completion_seconds)
@@ -78,10 +85,10 @@ async def create_completion(
 
     with ExitStack() as place:
         # Before the body is read: one that finds no place must not fill the memory.
-        place.enter_context(places.taken(caller.key_id))
-        body = await body_of(request)
+        place.enter_context(places.taken(account_id, caller.key_id))
         try:
-            prepared = await run_in_threadpool(take_in, body)
+            body = await _body_in_time(request, limits.body_seconds)
+            prepared = await work_on(body, lambda: take_in(body))
             if prepared.stream:
                 make_writer = partial(_chunk_writer, prepared, catalog)
                 # The place is kept until the last byte is out, or the client has left.
@@ -96,7 +103,22 @@ async def create_completion(
             outcomes = await desk.outcomes(request, prepared)
         except ClientLeftError:
             return Response(status_code=CLIENT_LEFT)
+        except RequestTimeoutError as error:
+            return error_answer(request, error, {"connection": "close"})
     return await run_in_threadpool(lambda: json_answer(_written(prepared, outcomes, catalog)))
+
+
+async def _body_in_time(request: Request, seconds: float) -> bytes:
+    """Read the body. Raises RequestTimeoutError: one that trickles in must not keep its place."""
+    try:
+        async with asyncio.timeout(seconds):
+            return await body_of(request)
+    except TimeoutError:
+        msg = (
+            f"The body did not arrive within {seconds} s (body_seconds in GET /v1/limits). Send it "
+            "again, with vectors encoded or stored where it is large."
+        )
+        raise RequestTimeoutError(msg) from None
 
 
 def _chunk_writer(prepared: PreparedCompletion | UnlistedCompletion, catalog: Catalog) -> Writer:

@@ -4,7 +4,7 @@ Several prompts become several request specs, in their order. The numbers of Ste
 that came along are stored under their names, as a Job's are: workers read them from there.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 from uuid import UUID
@@ -51,14 +51,14 @@ def model_name(body: Mapping[str, Any]) -> str:
 
 
 def load_vectors(
-    conn: Conn, account_id: UUID, names: set[str], limits: Limits
+    conn: Conn, account_id: UUID, names: Collection[str], limits: Limits
 ) -> dict[str, Vector]:
     """Read the stored vectors that a body names. Raises InvalidRequestError for too many."""
     size = vectors_size(conn, account_id, names)
-    if size > limits.named_vectors_bytes:
+    if size > limits.named_bytes_completion:
         msg = (
             f"The request names stored vectors of {size} bytes in all; at most "
-            f"{limits.named_vectors_bytes} are allowed. Name fewer."
+            f"{limits.named_bytes_completion} are allowed. Name fewer."
         )
         raise InvalidRequestError(msg, code="named_vectors_too_large")
     return find_vectors(conn, account_id, names)

@@ -202,7 +202,9 @@ class InterventionRules:
             raise RefusedError(msg) from None
 
     def _from(self, sent: Sent, value: Any) -> None:
-        sent.rows_of = rows_of = read_rows_of(value, sent.at.positions)
+        sent.rows_of = rows_of = read_rows_of(
+            value, sent.at.positions, custom_id_chars=self._limits.custom_id_chars
+        )
         if sent.at.positions is None:
             if sent.at.spans is not None or sent.at.phase is not Phase.all:
                 msg = (

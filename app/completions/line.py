@@ -4,9 +4,10 @@
     tiller:completions:done:<id>     gets one item when the Completion has ended
     tiller:completions:answer:<id>   what the engine gave, for a minute
     tiller:completions:tokens:<id>   a stream of what it gives as it comes, and a mark at its end
-    tiller:completions:reader:<id>   there while somebody reads that stream, and then why it ended
+    tiller:completions:reader:<id>   there while somebody waits for it, and then why that ended
 
-Nothing here is the truth: rows in Postgres are. What Redis loses, ends there after seconds.
+Nothing here is the truth: rows in Postgres are. What Redis loses, ends there after seconds. Its
+memory is everybody's: what was read is trimmed, and what nobody will read is deleted.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -26,21 +27,40 @@ WAITING_SECONDS = 60  # an id that nobody takes for so long belongs to a Complet
 READER_SECONDS = 6  # after the last sign of a reader; its process may have died
 SPARE_CONNECTIONS = 16
 READ_ENTRIES = 64  # of a stream at once: a slow client's tokens wait in Redis, not in the API
+FIRST_KEY = b"0"  # before all entries of a stream
 END_FIELD, NUMBER_FIELD, PIECES_FIELD = b"end", b"number", b"pieces"
 PUSH = "redis.call('RPUSH', KEYS[1], ARGV[1]); redis.call('EXPIRE', KEYS[1], ARGV[2])"
+# A stream that is refused says why, and the others go on.
 APPEND = """
+    local held = {}
     for i = 1, #KEYS do
-        redis.call('XADD', KEYS[i], 'MAXLEN', ARGV[3 * i - 1], '*',
+        local added = redis.pcall('XADD', KEYS[i], 'MAXLEN', ARGV[3 * i - 1], '*',
             'number', ARGV[3 * i], 'pieces', ARGV[3 * i + 1])
-        redis.call('EXPIRE', KEYS[i], ARGV[1])
+        if type(added) == 'table' then
+            held[i] = added.err
+        else
+            redis.call('EXPIRE', KEYS[i], ARGV[1])
+            held[i] = redis.call('XLEN', KEYS[i])
+        end
     end
+    return held
+"""
+COUNT = """
+    local held = {}
+    for i = 1, #KEYS do held[i] = redis.call('XLEN', KEYS[i]) end
+    return held
+"""
+END = """
+    redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*', 'number', ARGV[3], 'pieces', ARGV[4])
+    redis.call('EXPIRE', KEYS[1], ARGV[1])
+    return redis.call('XLEN', KEYS[1])
 """
 END = "redis.call('XADD', KEYS[1], '*', 'end', '1'); redis.call('EXPIRE', KEYS[1], ARGV[1])"
 BROKER_ERRORS = (RedisError, OSError)
 
 
 class Reader(StrEnum):
-    """What is known of who reads a stream; `missing` is also what an empty Redis says."""
+    """What is known of who waits for a Completion; `missing` is also what an empty Redis says."""
 
     reads = "reads"
     left = "left"
@@ -115,24 +135,39 @@ class Line:
         answer = self._redis.getdel(_answer(completion_id))
         return answer if isinstance(answer, bytes) else None
 
-    def open_stream(self, completion_id: UUID) -> None:
-        """Say that the tokens of a Completion are read, for READER_SECONDS."""
+    def open_reader(self, completion_id: UUID) -> None:
+        """Say that somebody waits for a Completion, for READER_SECONDS."""
         self._redis.set(_reader(completion_id), Reader.reads.value, ex=READER_SECONDS)
 
-    def put_tokens(self, entries: Sequence[TokenEntry]) -> None:
-        """Append to streams, in one round trip; each ends by itself a while after the last."""
+    def put_tokens(self, entries: Sequence[TokenEntry]) -> list[int | RedisError]:
+        """Append to streams, in one round trip; each ends by itself a while after the last.
+
+        Gives for each how many entries it holds now, read ones among them, or why this one alone
+        was not taken.
+        """
+        if not entries:
+            return []
         keys = [_tokens(entry.completion_id) for entry in entries]
         values: list[Any] = [ANSWER_SECONDS]
         for entry in entries:
             values += (entry.entries_max, entry.number, entry.pieces)
-        self._redis.eval(APPEND, len(keys), *keys, *values)
+        held: Any = self._redis.eval(APPEND, len(keys), *keys, *values)
+        return [each if isinstance(each, int) else RedisError(each.decode()) for each in held]
+
+    def count_entries(self, completion_ids: Sequence[UUID]) -> list[int]:
+        """Count what each of these streams holds; of one that has ended, nothing."""
+        if not completion_ids:
+            return []
+        keys = [_tokens(completion_id) for completion_id in completion_ids]
+        counts: Any = self._redis.eval(COUNT, len(keys), *keys)
+        return [int(count) for count in counts]
 
     def end_tokens(self, completion_id: UUID) -> None:
         """Mark the end of a stream: its Completion has ended."""
         self._redis.eval(END, 1, _tokens(completion_id), str(ANSWER_SECONDS))
 
     def readers(self, completion_ids: Collection[UUID]) -> dict[UUID, Reader]:
-        """Say for each of these streams whether somebody reads it."""
+        """Say for each of these Completions whether somebody waits for it."""
         ids = list(completion_ids)
         found: Any = self._redis.mget([_reader(completion_id) for completion_id in ids])
         return {
@@ -175,8 +210,11 @@ class Bell:
     ) -> list[ReadEntry]:
         """Read what follows `after` in a stream, waiting for at most `seconds` (0: not at all).
 
-        Raises one of BROKER_ERRORS when Redis is away.
+        What came before is had, and leaves Redis; what is read now stays, as it may get lost on
+        its way. Raises one of BROKER_ERRORS when Redis is away.
         """
+        if after != FIRST_KEY:
+            await self._redis.xtrim(_tokens(completion_id), minid=_next(after), approximate=False)
         block = int(seconds * 1000) or None
         found: Any = await self._redis.xread(
             {_tokens(completion_id): after}, count=READ_ENTRIES, block=block
@@ -184,16 +222,16 @@ class Bell:
         return [_read_entry(key, fields) for _, entries in found for key, fields in entries]
 
     async def stay(self, completion_id: UUID) -> None:
-        """Say that a stream is still read; what waits in it, and its end, are kept as long."""
+        """Say that somebody still waits; what is there to be read is kept as long."""
         await self._redis.set(_reader(completion_id), Reader.reads.value, ex=READER_SECONDS)
         await self._redis.expire(_tokens(completion_id), ANSWER_SECONDS)
         await self._redis.expire(_answer(completion_id), ANSWER_SECONDS)
 
     async def leave(self, completion_id: UUID, *, failed: bool = False) -> None:
-        """Say that a stream is not read any more: its client left, or the API `failed` it."""
+        """Say that nobody waits any more: the client left, or the API `failed` its stream."""
         why = Reader.failed if failed else Reader.left
         await self._redis.set(_reader(completion_id), why.value, ex=ANSWER_SECONDS)
-        await self._redis.delete(_tokens(completion_id))
+        await self._redis.delete(_tokens(completion_id), _answer(completion_id))
 
     async def close(self) -> None:
         """Close the connections."""
@@ -210,6 +248,12 @@ def _answer(completion_id: UUID) -> str:
 
 def _reader(completion_id: UUID) -> str:
     return f"{PREFIX}reader:{completion_id.hex}"
+
+
+def _next(key: bytes) -> str:
+    """Give the least key after an entry's."""
+    milliseconds, number = key.split(b"-")
+    return f"{milliseconds.decode()}-{int(number) + 1}"
 
 
 def _read_entry(key: bytes, fields: Mapping[bytes, bytes]) -> ReadEntry:

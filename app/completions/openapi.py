@@ -7,7 +7,12 @@ told by the answer 400 alone.
 from typing import Any, Final
 
 from app.completions.captures import FIELDS as CAPTURE_FIELDS
-from app.completions.sampling import REPETITION_PENALTY_MAX, REPETITION_PENALTY_MIN, SEED_MAX
+from app.completions.sampling import (
+    BAD_WORDS_MAX,
+    REPETITION_PENALTY_MAX,
+    REPETITION_PENALTY_MIN,
+    SEED_MAX,
+)
 from app.kit.openapi import (
     COUNT,
     FLAG,
@@ -164,7 +169,7 @@ COMPLETION_FIELDS: Final[dict[str, Schema]] = {
     "logit_bias": {"type": "object", "additionalProperties": _range(-100, 100)},
     "ignore_eos": FLAG,
     "allowed_token_ids": items(COUNT, minItems=1),
-    "bad_words": items(STRING),
+    "bad_words": items(STRING, maxItems=BAD_WORDS_MAX),
     "return_token_ids": FLAG,
     "stream": FLAG,
     "stream_options": {

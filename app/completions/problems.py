@@ -11,6 +11,8 @@ import orjson
 T = TypeVar("T")
 SHOWN_CHARS_MAX = 80
 UNKNOWN_FIELDS_MAX = 50  # looking for a near name costs about 10 microseconds
+# No field has a name so long. The search for near ones takes memory and time by the square.
+NEAR_CHARS_MAX = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,9 @@ def shown(value: object) -> str:
 
 def unknown_field(name: str, known: Iterable[str], *, of: str) -> str:
     """Say that `of` has no field of this name, and which one may have been meant."""
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    near: list[str] = []
+    if len(name) <= NEAR_CHARS_MAX:
+        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
     hint = f" Did you mean {near[0]!r}?" if near else " Leave it out."
     return f"{of} has no field {name[:100]!r}.{hint}"
 

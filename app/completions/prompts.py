@@ -16,6 +16,13 @@ class Prompt:
     text: str | None
     token_ids: tuple[int, ...] | None
 
+    @property
+    def bytes(self) -> int:
+        """How many bytes its text has in UTF-8."""
+        if self.text is None:
+            return 0
+        return len(self.text) if self.text.isascii() else len(self.text.encode())
+
 
 FORMS = "a string, a list of token ids, or a list of one of these"
 
@@ -39,12 +46,29 @@ def read_prompts(
         problems.append(too_many)
         return ()
     prompts: list[Prompt] = []
+    size = 0
     for item in items:
-        prompt = _read_prompt(item, model, limits, problems)
+        prompt = _read_prompt(item, model, problems)
         if prompt is None:
             return ()  # the first bad one is told; a body could hold millions
         prompts.append(prompt)
+        size += prompt.bytes
+    too_large = larger_than_any_prompt(size, limits)
+    if too_large is not None:
+        problems.append(too_large)
+        return ()
     return tuple(prompts)
+
+
+def larger_than_any_prompt(size: int, limits: Limits) -> Problem | None:
+    """Say that the texts of all prompts of a request, of `size` bytes, are too much."""
+    if size <= limits.prompt_bytes:
+        return None
+    message = (
+        f"The prompt has {size} bytes in all; at most {limits.prompt_bytes} are allowed. Shorten "
+        "it, or send several prompts in several requests."
+    )
+    return Problem("prompt", message)
 
 
 def more_prompts_than_any_route_takes(count: int, limits: Limits) -> Problem | None:
@@ -56,18 +80,8 @@ def more_prompts_than_any_route_takes(count: int, limits: Limits) -> Problem | N
     return Problem("prompt", message)
 
 
-def _read_prompt(
-    item: Any,
-    model: ServedModel,
-    limits: Limits,
-    problems: list[Problem],
-) -> Prompt | None:
+def _read_prompt(item: Any, model: ServedModel, problems: list[Problem]) -> Prompt | None:
     if type(item) is str:
-        size = len(item) if item.isascii() else len(item.encode())
-        if size > limits.prompt_bytes:
-            message = f"The prompt has {size} bytes; at most {limits.prompt_bytes} are allowed."
-            problems.append(Problem("prompt", message))
-            return None
         return Prompt(item, None)
     if isinstance(item, list) and all(map(is_int, item)):
         if not item:

@@ -41,7 +41,9 @@ class RowsOf:
         return name
 
 
-def read_rows_of(sent: Any, at_positions: tuple[int, ...] | None) -> RowsOf:
+def read_rows_of(
+    sent: Any, at_positions: tuple[int, ...] | None, *, custom_id_chars: int
+) -> RowsOf:
     """Read the `from` of a replace; without positions of its own it takes those of `at`.
 
     Raises RefusedError with the rest of a sentence that starts with the name of the field, for
@@ -54,7 +56,9 @@ def read_rows_of(sent: Any, at_positions: tuple[int, ...] | None) -> RowsOf:
         if name not in FIELDS:
             raise RefusedError("is wrong: " + unknown_field(name, FIELDS, of="from"))
     job_id = _job_id(sent.get("job"))
-    request_index, custom_id = _request(sent.get("request_index"), sent.get("custom_id"))
+    request_index, custom_id = _request(
+        sent.get("request_index"), sent.get("custom_id"), custom_id_chars
+    )
     layer: Any = sent.get("layer")
     if not is_int(layer) or not 0 <= layer <= _WHOLE_MAX:
         msg = f"has the layer {shown(layer)}; it must be the number of a captured layer, from 0"
@@ -122,7 +126,7 @@ def _job_id(sent: Any) -> UUID:
     return job_id
 
 
-def _request(index: Any, custom_id: Any) -> tuple[int | None, str | None]:
+def _request(index: Any, custom_id: Any, chars_max: int) -> tuple[int | None, str | None]:
     if (index is None) == (custom_id is None):
         has = "neither request_index nor" if index is None else "both request_index and"
         msg = f"has {has} custom_id; name the request by one of them"
@@ -131,8 +135,11 @@ def _request(index: Any, custom_id: Any) -> tuple[int | None, str | None]:
         msg = f"has the request_index {shown(index)}; it must be a whole number, from 0"
         raise RefusedError(msg)
     if custom_id is not None and not (
-        isinstance(custom_id, str) and custom_id and custom_id.isprintable()
+        isinstance(custom_id, str) and 0 < len(custom_id) <= chars_max and custom_id.isprintable()
     ):
-        msg = f"has the custom_id {shown(custom_id)}; it must be a string of printable characters"
+        msg = (
+            f"has the custom_id {shown(custom_id)}; it must be a string of 1 to {chars_max} "
+            "printable characters"
+        )
         raise RefusedError(msg)
     return index, custom_id

@@ -6,6 +6,7 @@ validate.py.
 """
 
 from collections.abc import Callable, Mapping
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from app.catalog import ServedModel
@@ -16,6 +17,8 @@ from app.settings import Limits
 SEED_MAX = 2**63 - 1 - 1024
 # Bounds what one request may put into a sampler's state; vLLM walks these lists at every token.
 TOKEN_LIST_MAX = 1024
+# vLLM bans a word in two forms, with and without a space before it, and takes 128 of them.
+BAD_WORDS_MAX = 64
 # Below this a division by the penalty overflows float32 logits.
 REPETITION_PENALTY_MIN = 0.01
 REPETITION_PENALTY_MAX = 100.0
@@ -31,6 +34,7 @@ class SamplingRules:
     def __init__(self, model: ServedModel, limits: Limits) -> None:
         """Bind model and limits."""
         self._vocab = model.vocab_size
+        self._eos_ids = frozenset(model.eos_ids)
         self._limits = limits
         context = model.max_model_len
         self.rules: dict[str, Rule] = {
@@ -67,12 +71,37 @@ class SamplingRules:
                 values[name] = rule(value)
             except RefusedError as refusal:
                 problems.append(Problem(name, f"{name} {refusal}"))
-        allowed = values.get("allowed_token_ids")
-        banned = {token for token, bias in values.get("logit_bias", ()) if bias == HARD_BAN}
-        if allowed is not None and banned.issuperset(allowed):
-            message = "logit_bias bans every token of allowed_token_ids, so none could be drawn."
-            problems.append(Problem("logit_bias", message))
+        problem = self._nothing_to_draw(values)
+        if problem is not None:
+            problems.append(problem)
         return values
+
+    def _nothing_to_draw(self, values: Mapping[str, Any]) -> Problem | None:
+        """Refuse fields that together leave no token: the sampler would draw one all the same."""
+        allowed = values.get("allowed_token_ids")
+        what = "the model" if allowed is None else "allowed_token_ids"
+        banned = {token for token, bias in values.get("logit_bias", ()) if bias == HARD_BAN}
+        if self._leaves_none(banned, allowed):
+            message = f"logit_bias bans every token of {what}, so none could be drawn."
+            return Problem("logit_bias", message)
+        if not values.get("min_tokens"):
+            return None
+        # Until min_tokens is reached, what would stop is banned, with ignore_eos too.
+        stops = self._eos_ids.union(values.get("stop_token_ids", ()))
+        if self._leaves_none(banned | stops, allowed):
+            message = (
+                f"Until min_tokens is reached no token that stops is drawn, and every token of "
+                f"{what} stops (it is in stop_token_ids, or ends the text) or is banned by "
+                "logit_bias, so none could be drawn. Allow a token that does not stop, or leave "
+                "min_tokens out."
+            )
+            return Problem("min_tokens", message)
+        return None
+
+    def _leaves_none(self, banned: AbstractSet[int], allowed: tuple[int, ...] | None) -> bool:
+        if allowed is not None:
+            return banned >= set(allowed)
+        return len(banned) >= self._vocab and banned >= set(range(self._vocab))
 
     def _stop(self, value: Any) -> tuple[str, ...]:
         texts = [value] if isinstance(value, str) else value
@@ -130,11 +159,18 @@ class SamplingRules:
         if not isinstance(value, list) or not all(isinstance(word, str) for word in value):
             msg = f"must be a list of strings, not {shown(value)}."
             raise RefusedError(msg)
-        if len(value) > TOKEN_LIST_MAX:
-            msg = f"holds {len(value)} strings; at most {TOKEN_LIST_MAX} are allowed."
+        if len(value) > BAD_WORDS_MAX:
+            msg = f"holds {len(value)} strings; at most {BAD_WORDS_MAX} are allowed."
             raise RefusedError(msg)
         if not all(0 < len(word) <= self._limits.stop_string_chars for word in value):
             msg = f"must hold strings of 1 to {self._limits.stop_string_chars} characters."
+            raise RefusedError(msg)
+        blank = next((word for word in value if word.isspace()), None)
+        if blank is not None:
+            msg = (
+                f"holds {shown(blank)}, which is blank; a word is banned with and without spaces "
+                "before it, so it needs a character of its own."
+            )
             raise RefusedError(msg)
         return tuple(value)
 

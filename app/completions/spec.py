@@ -1,11 +1,12 @@
 """A request after validation: token ids, sampling, interventions, captures; all frozen.
 
 This is what Postgres stores for each request of a Job and what a worker runs. Every default is
-filled in, every reference resolved, so a worker decides nothing about meaning.
+filled in, every reference resolved, so a worker decides nothing about meaning. It runs a request
+as it is stored or not at all: readers refuse fields that they do not know.
 """
 
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
 from itertools import groupby, takewhile
 from typing import Any
@@ -14,7 +15,9 @@ from app.steering.spec import (
     Capture,
     Intervention,
     capture_from_json,
+    field_names,
     intervention_from_json,
+    refuse_unknown,
     to_json,
 )
 
@@ -135,16 +138,26 @@ def _rows(items: list[Intervention], step: int) -> Iterator[tuple[int, Intervent
 
 def _interventions_from_json(written: Iterable[dict[str, Any]]) -> Iterator[Intervention]:
     for data in written:
-        first = intervention_from_json({**data, "layer": data.get("layer", 0)})
         if "layers" not in data:
-            yield first
+            yield intervention_from_json(data)
             continue
+        rest = {key: value for key, value in data.items() if key not in _RUN}
+        first = intervention_from_json({**rest, "layer": 0})
         for place, layer in enumerate(data["layers"]):
             yield replace(first, layer=layer, row=first.row + place * data["row_step"])
 
 
+_RUN = frozenset({"layers", "row_step"})  # in place of the layer, where one is written for many
+_SPEC = field_names(RequestSpec)
+_SAMPLING = field_names(Sampling)
+
+
 def spec_from_json(data: dict[str, Any]) -> RequestSpec:
-    """Read a request spec as `spec_to_json` wrote it."""
+    """Read a request spec as `spec_to_json` wrote it.
+
+    Raises NewerSpecError when newer code wrote it, with a field that this code does not know.
+    """
+    refuse_unknown(data, _SPEC, "a request")
     return RequestSpec(
         prompt_token_ids=tuple(data["prompt_token_ids"]),
         prompt=data.get("prompt"),
@@ -156,9 +169,8 @@ def spec_from_json(data: dict[str, Any]) -> RequestSpec:
 
 
 def _sampling_from_json(data: dict[str, Any]) -> Sampling:
-    known = {field.name for field in fields(Sampling)}
-    values = {key: _frozen(value) for key, value in data.items() if key in known}
-    return Sampling(**values)
+    refuse_unknown(data, _SAMPLING, "the sampling of a request")
+    return Sampling(**{key: _frozen(value) for key, value in data.items()})
 
 
 def _frozen(value: Any) -> Any:

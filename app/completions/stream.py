@@ -8,7 +8,6 @@ aborts what nobody reads. What went wrong here is no client that left: `fail` it
 
 import asyncio
 import contextlib
-import logging
 from typing import Any, TypeAlias
 from uuid import UUID
 
@@ -17,7 +16,7 @@ from fastapi.concurrency import run_in_threadpool
 from starlette.requests import Request
 
 from app.completions.intake import PreparedCompletion
-from app.completions.line import BROKER_ERRORS
+from app.completions.line import BROKER_ERRORS, FIRST_KEY
 from app.completions.records import fail_completion, withdraw_completion
 from app.completions.states import CompletionState
 from app.completions.unlisted import UnlistedCompletion
@@ -29,15 +28,12 @@ from app.completions.waiting import (
     ClientLeftError,
     Desk,
     Lookout,
+    Presence,
     error_of,
 )
 from app.errors import ApiError
 
-log = logging.getLogger(__name__)
-
-STAY_SECONDS = 1.5  # between two signs that somebody reads
 BIG_BYTES = 64 * 1024  # of pieces: what takes longer must not hold the event loop up
-FIRST_KEY = b"0"
 
 Piece: TypeAlias = dict[str, Any]
 
@@ -60,7 +56,7 @@ class TokenFeed:
         self.was_big = False  # the last pieces: writing them takes a moment
         self._loop = asyncio.get_running_loop()
         self._quiet_since = self._loop.time()
-        self._staying = self._loop.create_task(self._stay())
+        self._presence = Presence(desk.bell, self._id)
 
     async def first(self, request: Request) -> list[Piece]:
         """Wait for the first pieces.
@@ -139,19 +135,18 @@ class TokenFeed:
         if self._is_over or self._has_failed:
             return
         self._has_failed = True
-        self._staying.cancel()
         await asyncio.shield(self._end_failed())
 
     async def _end_failed(self) -> None:
         with contextlib.suppress(Exception):
-            await self._desk.bell.leave(self._id, failed=True)
+            await self._presence.leave(failed=True)
         with contextlib.suppress(Exception):
             await self._desk.try_once(lambda conn: fail_completion(conn, self._id, NO_BROKER))
             self._is_over = True
 
     async def close(self) -> None:
         """Stop reading: what is not over is aborted and charged by its worker, or withdrawn."""
-        self._staying.cancel()
+        self._presence.end()
         with contextlib.suppress(Exception):
             await asyncio.shield(self._leave())
 
@@ -159,21 +154,9 @@ class TokenFeed:
         if self._has_failed:
             return
         with contextlib.suppress(*BROKER_ERRORS):
-            await self._desk.bell.leave(self._id)
+            await self._presence.leave()
         if not self._is_over:
             await self._desk.try_once(lambda conn: withdraw_completion(conn, self._id))
-
-    async def _stay(self) -> None:
-        could = True
-        while True:
-            try:
-                await self._desk.bell.stay(self._id)
-                could = True
-            except BROKER_ERRORS as error:
-                if could:
-                    log.warning("cannot stay at a stream", extra={"error": repr(error)})
-                could = False
-            await asyncio.sleep(STAY_SECONDS)
 
     async def _look(self) -> None:
         """Look into Postgres; note a success, raise the error of any other end."""

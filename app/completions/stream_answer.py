@@ -32,6 +32,7 @@ MEDIA_TYPE = "text/event-stream"
 DONE = b"data: [DONE]\n\n"
 KEEP_ALIVE = b": waiting\n\n"
 KEEP_ALIVE_SECONDS = 10.0  # of silence, between two comments
+CANCEL_SECONDS = 0.1  # between two tries to end what was begun
 CLIENT_SECONDS = 60.0  # that a client may take nothing of what is there for it
 
 
@@ -94,9 +95,7 @@ class CompletionStream(Response):
         try:
             await asyncio.wait({sending, leaving}, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            leaving.cancel()
-            sending.cancel()
-            await asyncio.gather(sending, leaving, return_exceptions=True)
+            await _cancelled(sending, leaving)
             try:
                 await self._feed.close()
             finally:
@@ -158,6 +157,15 @@ async def _send(send: Send, body: bytes) -> None:
     """Send a part of the body. Raises TimeoutError when the client does not take it."""
     async with asyncio.timeout(CLIENT_SECONDS):
         await send({"type": "http.response.body", "body": body, "more_body": True})
+
+
+async def _cancelled(*tasks: "asyncio.Future[None]") -> None:
+    """Cancel tasks until they end: a cancel may be swallowed where Redis is being asked."""
+    running = set(tasks)
+    while running:
+        for task in running:
+            task.cancel()
+        _, running = await asyncio.wait(running, timeout=CANCEL_SECONDS)
 
 
 async def _client_left(receive: Receive) -> None:

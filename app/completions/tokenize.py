@@ -10,7 +10,7 @@ from fastapi import APIRouter, Response
 
 from app.accounts.access import CallerDep
 from app.accounts.rate import REQUESTS_RATE
-from app.catalog import ServedModel, Tokenizer, Tokens
+from app.catalog import Catalog, ServedModel, Tokenizer, Tokens
 from app.catalog.deps import CatalogDep
 from app.completions.openapi import TOKENIZE
 from app.completions.problems import Problem, shown, unknown_fields
@@ -18,7 +18,7 @@ from app.completions.prompts import Prompt, read_prompts
 from app.completions.validate import DOUBLE_BOS
 from app.errors import InvalidRequestError
 from app.kit.answers import json_answer
-from app.kit.deps import BodyDep, SettingsDep
+from app.kit.deps import BodyDep, SettingsDep, work_on
 from app.kit.json_body import read_object
 from app.settings import Limits
 
@@ -28,13 +28,16 @@ FIELDS: Final = frozenset({"model", "prompt", "add_special_tokens"})
 
 
 @router.post("/v1/tokenize", dependencies=[REQUESTS_RATE], **TOKENIZE)
-def tokenize(
+async def tokenize(
     caller: CallerDep, *, body: BodyDep, settings: SettingsDep, catalog: CatalogDep
 ) -> Response:
     """Show a prompt as tokens: ids, texts, characters, specials, and how much context is left."""
     del caller  # any key may ask; nothing is charged
-    limits = settings.limits
-    sent = read_object(body, depth_max=limits.json_depth)
+    return await work_on(body, lambda: _answer(body, settings.limits, catalog))
+
+
+def _answer(body: bytes, limits: Limits, catalog: Catalog) -> Response:
+    sent = read_object(body, depth_max=limits.json_depth, containers_max=limits.json_containers)
     _raise_first(unknown_fields(sent, FIELDS, of="A tokenize body"))
     model = catalog.get(_model_name(sent))
     add_special = _add_special_tokens(sent)

@@ -13,7 +13,11 @@ from uuid import UUID
 
 from app.completions.intake import refuse_too_many, stream_fields
 from app.completions.problems import is_int, shown
-from app.completions.prompts import FORMS, more_prompts_than_any_route_takes
+from app.completions.prompts import (
+    FORMS,
+    larger_than_any_prompt,
+    more_prompts_than_any_route_takes,
+)
 from app.completions.validate import MAX_TOKENS_DEFAULT
 from app.errors import InvalidRequestError
 from app.kit.db import Conn
@@ -77,7 +81,11 @@ def prepare_unlisted(body: Mapping[str, Any], model: str, limits: Limits) -> Unl
     too_many = more_prompts_than_any_route_takes(len(prompts), limits)
     if too_many is not None:
         raise InvalidRequestError(too_many.message, param=too_many.param)
-    bounds = [_bound(prompt, limits) for prompt in prompts]
+    bounds = [_bound(prompt) for prompt in prompts]
+    texts = (bound for bound, p in zip(bounds, prompts, strict=True) if isinstance(p, str))
+    too_large = larger_than_any_prompt(sum(texts), limits)
+    if too_large is not None:
+        raise InvalidRequestError(too_large.message, param=too_large.param)
     max_tokens = _whole(body, "max_tokens", MAX_TOKENS_DEFAULT, TOKENS_MAX)
     n = _whole(body, "n", 1, limits.choices)
     refuse_too_many(len(bounds), n, limits)
@@ -94,14 +102,10 @@ def _prompts(sent: Any) -> list[Any]:
     return list(sent) if several else [sent]
 
 
-def _bound(prompt: Any, limits: Limits) -> int:
+def _bound(prompt: Any) -> int:
     """Bound the tokens of one prompt; at least 1, because an empty text may get a BOS."""
     if isinstance(prompt, str):
-        size = len(prompt.encode())
-        if size > limits.prompt_bytes:
-            msg = f"The prompt has {size} bytes; at most {limits.prompt_bytes} are allowed."
-            raise InvalidRequestError(msg, param="prompt")
-        return max(1, size)
+        return max(1, len(prompt.encode()))
     if isinstance(prompt, list) and all(map(is_int, prompt)):
         return max(1, len(prompt))
     msg = f"prompt must be {FORMS}, not {shown(prompt)}."

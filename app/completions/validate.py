@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from app.catalog import ServedModel, Tokenizer
+from app.catalog import ServedModel, Tokenizer, TooMany
 from app.completions.at import Reach
 from app.completions.captures import PARAM as CAPTURES
 from app.completions.captures import RESIDUAL_STREAM, CaptureRules, capture_bytes
@@ -26,6 +26,7 @@ from app.completions.sent_vectors import VectorReader
 from app.completions.spec import RequestSpec, Sampling
 from app.completions.steering import PARAM as STEERING
 from app.completions.steering import Steering, SteeringRules
+from app.errors import InvalidRequestError
 from app.settings import Limits
 from app.steering.spec import Capture, Intervention
 from app.steering.vectors import Vector
@@ -54,7 +55,7 @@ class Draft:
     captures: CapturePlan | None
     steering: Steering | None
     interventions: OpPlan | None
-    token_ids: tuple[int, ...] = ()
+    token_ids: tuple[int, ...] | TooMany = ()
 
 
 class Validator:
@@ -110,7 +111,11 @@ class Validator:
         add_special = _flag(body, "add_special_tokens", problems, default=True)
         self._check_others(body, problems)
         stream = self._captures.read_stream(body, problems)
-        captures = self._captures.read(body, problems)
+        captures: CapturePlan | None = None
+        try:
+            captures = self._captures.read(body, problems)
+        except InvalidRequestError as refusal:
+            problems.append(_problem(CAPTURES, refusal))
         steering, interventions = self._check_writes(body, prompts, problems)
         prompt = prompts[0] if len(prompts) == 1 else None
         return Draft(
@@ -153,7 +158,8 @@ class Validator:
             # The rule about n beside a read or a write says all that is wrong with n.
             problems[:] = [problem for problem in problems if problem.param != "n"]
         alone = _refuse_several(body, prompts, present, is_job=self._is_job)
-        if alone and [] not in (vectors, ops):
+        # Only of the list that is read first can it be said that it is empty.
+        if alone and (ops if vectors is None else vectors) != []:
             problems += alone
             return None, None
         steering: Steering | None = None
@@ -161,14 +167,14 @@ class Validator:
         if vectors is not None:
             try:
                 steering = self._steering.read(vectors)
-            except RefusedError as refusal:
-                problems.append(Problem(STEERING, str(refusal)))
+            except (RefusedError, InvalidRequestError) as refusal:
+                problems.append(_problem(STEERING, refusal))
         if ops is not None:
             numbers = 0 if steering is None else steering.numbers
             try:
                 interventions = self._interventions.read(ops, numbers_beside=numbers)
-            except RefusedError as refusal:
-                problems.append(Problem(INTERVENTIONS, str(refusal)))
+            except (RefusedError, InvalidRequestError) as refusal:
+                problems.append(_problem(INTERVENTIONS, refusal))
         return steering, interventions
 
     def _count_tokens(self, drafts: Iterable[Draft]) -> None:
@@ -184,15 +190,21 @@ class Validator:
             if not waiting:
                 continue
             texts = [text for _, text in waiting]
-            encoded = self._tokenizer.encode_batch(texts, add_special_tokens=add_special)
+            encoded = self._tokenizer.encode_within(
+                texts, self._model.max_model_len, add_special_tokens=add_special
+            )
             for (draft, _), ids in zip(waiting, encoded, strict=True):
-                draft.token_ids = tuple(ids)
+                draft.token_ids = ids if isinstance(ids, TooMany) else tuple(ids)
 
     def _finish(self, draft: Draft) -> RequestSpec | list[Problem]:
         prompt, problems = draft.prompt, draft.problems
         if prompt is None:
             return problems
         ids = draft.token_ids if prompt.token_ids is None else prompt.token_ids
+        if isinstance(ids, TooMany):
+            how_many = f"{'' if ids.is_exact else 'at least '}{ids.tokens}"
+            problems.append(self._no_room(how_many, draft.sampling.get("max_tokens")))
+            return problems
         max_tokens = self._max_tokens(draft.sampling, ids, problems)
         if max_tokens is None:
             return problems
@@ -260,16 +272,20 @@ class Validator:
             return None
         asked: int | None = sampling.get("max_tokens")
         if room < 1 or (asked is not None and asked > room):
-            wants = "" if asked is None else f" and max_tokens is {asked}"
-            message = (
-                f"The prompt has {len(ids)} tokens{wants}, but the context of "
-                f"{self._model.name} is {context} tokens. Shorten the prompt"
-                + ("." if asked is None else " or lower max_tokens.")
-            )
             param = "prompt" if room < 1 else "max_tokens"
-            problems.append(Problem(param, message, "context_length_exceeded"))
+            problems.append(self._no_room(str(len(ids)), asked, param))
             return None
         return asked if asked is not None else min(MAX_TOKENS_DEFAULT, room)
+
+    def _no_room(self, prompt_tokens: str, asked: int | None, param: str = "prompt") -> Problem:
+        """Say that prompt and max_tokens do not fit into the context."""
+        wants = "" if asked is None else f" and max_tokens is {asked}"
+        message = (
+            f"The prompt has {prompt_tokens} tokens{wants}, but the context of "
+            f"{self._model.name} is {self._model.max_model_len} tokens. Shorten the prompt"
+            + ("." if asked is None else " or lower max_tokens.")
+        )
+        return Problem(param, message, "context_length_exceeded")
 
     def _check_capture_bytes(
         self, captures: tuple[Capture, ...], rows: int, problems: list[Problem]
@@ -284,6 +300,13 @@ class Validator:
             "or lower max_tokens."
         )
         problems.append(Problem(param, message))
+
+
+def _problem(param: str, refusal: RefusedError | InvalidRequestError) -> Problem:
+    """Tell a broken rule; an InvalidRequestError says that what is named is too much to read."""
+    if isinstance(refusal, InvalidRequestError):
+        return Problem(param, refusal.message, refusal.code)
+    return Problem(param, str(refusal))
 
 
 def _is_sent(value: Any) -> bool:

@@ -43,6 +43,8 @@ T = TypeVar("T")
 RETRY_AFTER_SECONDS = 5
 BELL_SECONDS = 0.5  # between two looks whether the client is still there
 LOOK_SECONDS = 1.0  # between two looks into Postgres
+STAY_SECONDS = 1.5  # between two signs that somebody waits
+SAYING_SECONDS = 1.0  # that one sign may be on its way
 LOOKS = 8  # at once: while Postgres is away, they must not fill the threads that all routes share
 AWAY_SECONDS = 15.0  # that Postgres may be away while an answer is waited for
 DATABASE_AWAY = (*RETRIED, DatabaseUnavailableError)
@@ -55,7 +57,10 @@ BAD_REQUESTS = frozenset(
     }
 )
 AWAY = frozenset(
-    {"deadline_exceeded", "not_taken", "worker_lost", "worker_stopped", "broker_unavailable"}
+    {
+        *("deadline_exceeded", "not_taken", "worker_lost", "worker_stopped"),
+        *("broker_unavailable", "unavailable"),
+    }
 )
 NO_BROKER = Failure(
     "broker_unavailable", "The message broker cannot be reached at the moment. Send it again."
@@ -102,7 +107,7 @@ class Desk:
             )
 
         self.database.run(store)
-        self._put_in_line(model, prepared.id, stream=prepared.stream)
+        self._put_in_line(model, prepared.id)
 
     def submit_unlisted(
         self, account_id: UUID, unlisted: UnlistedCompletion, *, seconds: float
@@ -114,12 +119,11 @@ class Desk:
             store_unlisted(conn, account_id, unlisted, seconds=seconds)
 
         self.database.run(store)
-        self._put_in_line(unlisted.model, unlisted.id, stream=unlisted.stream)
+        self._put_in_line(unlisted.model, unlisted.id)
 
-    def _put_in_line(self, model: str, completion_id: UUID, *, stream: bool) -> None:
+    def _put_in_line(self, model: str, completion_id: UUID) -> None:
         try:
-            if stream:
-                self.line.open_stream(completion_id)
+            self.line.open_reader(completion_id)
             self.line.put(model, completion_id)
         except BROKER_ERRORS as error:
             log.warning("Completion not put in line", extra={"error": repr(error)})
@@ -133,13 +137,15 @@ class Desk:
 
         Raises the ApiError that its end means, and ClientLeftError after cancelling it.
         """
+        presence = Presence(self.bell, prepared.id)
         try:
             ending = await self._wait(request, prepared.id)
         except BaseException:
             # The client left, or this process stops: nobody will read the answer.
-            with contextlib.suppress(Exception):
-                await asyncio.shield(self.try_once(lambda c: cancel_completion(c, prepared.id)))
+            await asyncio.shield(self._leave(prepared.id, presence))
             raise
+        finally:
+            presence.end()
         if ending.failure is not None:
             raise error_of(ending.failure)
         try:
@@ -169,11 +175,61 @@ class Desk:
             if ending is not None and ending.is_final:
                 return ending
 
+    async def _leave(self, completion_id: UUID, presence: "Presence") -> None:
+        """Cancel a Completion; where Postgres cannot be reached from here, its worker does."""
+        await asyncio.gather(
+            self.try_once(lambda conn: cancel_completion(conn, completion_id)),
+            presence.leave(),
+            return_exceptions=True,
+        )
+
     async def try_once(self, work: Callable[[Conn], T]) -> T:
         """Run a transaction about one that waits, off the event loop; it is not repeated."""
         return await anyio.to_thread.run_sync(
             partial(self.database.run, work, attempts=1), limiter=self._looking
         )
+
+
+class Presence:
+    """Says again and again that somebody waits for a Completion, until that ends.
+
+    It is ended by a flag: the client of Redis may swallow a cancel.
+    """
+
+    def __init__(self, bell: Bell, completion_id: UUID) -> None:
+        """Begin to say so; call it on the event loop."""
+        self._bell = bell
+        self._id = completion_id
+        self._ended = asyncio.Event()
+        self._saying = asyncio.ensure_future(self._say())
+
+    def end(self) -> None:
+        """Say it no more; what was said last counts for some seconds."""
+        self._ended.set()
+
+    async def leave(self, *, failed: bool = False) -> None:
+        """Take it back: the client left, or the API `failed` its stream.
+
+        Raises one of BROKER_ERRORS when Redis is away.
+        """
+        self.end()
+        # What is on its way must not come after.
+        await asyncio.wait({self._saying}, timeout=SAYING_SECONDS)
+        await self._bell.leave(self._id, failed=failed)
+
+    async def _say(self) -> None:
+        could = True
+        while not self._ended.is_set():
+            try:
+                await self._bell.stay(self._id)
+                could = True
+            except BROKER_ERRORS as error:
+                if could:
+                    log.warning("cannot stay at a Completion", extra={"error": repr(error)})
+                could = False
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STAY_SECONDS):
+                    await self._ended.wait()
 
 
 class Lookout:

@@ -9,7 +9,9 @@ from fastapi.concurrency import run_in_threadpool
 
 from app.accounts.access import Caller, require
 from app.accounts.rate import CREATES_RATE, REQUESTS_RATE
+from app.catalog import Catalog
 from app.catalog.deps import CatalogDep, NormsDep
+from app.catalog.norms import TypicalNorms
 from app.completions.references import ReadCaptured
 from app.completions.unlisted import refuse_announced
 from app.errors import InvalidRequestError, NotFoundError
@@ -25,21 +27,28 @@ from app.jobs.schemas import read_order
 from app.jobs.states import JOB_TERMINAL, JobState, RequestState
 from app.kit.answers import json_answer
 from app.kit.db import Conn, Database
-from app.kit.deps import BodyDep, DatabaseDep, SettingsDep
+from app.kit.deps import BodyDep, DatabaseDep, SettingsDep, work_on
 from app.kit.ids import parse_id, public_id
 from app.kit.json_body import read_object
 from app.kit.pages import PageQuery, list_page, page_query, unknown_cursor, whole_number
+from app.settings import Settings
 
 router = APIRouter(tags=["jobs"])
 Reader = Annotated[Caller, Depends(require("jobs:read"))]
-Writer = Annotated[Caller, Depends(require("jobs:write"))]
+WRITES = require("jobs:write")
+Writer = Annotated[Caller, Depends(WRITES)]
 
 WAITERS_MAX = 200  # long polls of one process; more get the present state at once
 WAIT_POLL_SECONDS = (0.1, 1.0)  # first and longest pause between two looks of a long poll
 
 
-@router.post("/v1/jobs", status_code=202, dependencies=[CREATES_RATE], **openapi.CREATE_JOB)
-def create_job(
+@router.post(
+    "/v1/jobs",
+    status_code=202,
+    dependencies=[Depends(WRITES), CREATES_RATE],
+    **openapi.CREATE_JOB,
+)
+async def create_job(
     request: Request,
     caller: Writer,
     *,
@@ -50,7 +59,32 @@ def create_job(
     norms: NormsDep,
 ) -> Response:
     """Take in a Job: everything is validated, held and stored, or nothing is."""
-    limits, account_id = settings.limits, caller.account_id
+
+    def take_in() -> Response:
+        return _create(
+            request,
+            caller.account_id,
+            body,
+            database=database,
+            settings=settings,
+            catalog=catalog,
+            norms=norms,
+        )
+
+    return await work_on(body, take_in)
+
+
+def _create(
+    request: Request,
+    account_id: UUID,
+    body: bytes,
+    *,
+    database: Database,
+    settings: Settings,
+    catalog: Catalog,
+    norms: TypicalNorms,
+) -> Response:
+    limits = settings.limits
     key = read_key(
         request.headers.getlist("idempotency-key"),
         "POST /v1/jobs",
@@ -61,13 +95,14 @@ def create_job(
         earlier = database.run(lambda conn: find_answer(conn, account_id, key))
         if earlier is not None:
             return _accepted(earlier, replayed=True)
-    order = read_order(read_object(body, depth_max=limits.json_depth), limits)
+    sent = read_object(body, depth_max=limits.json_depth, containers_max=limits.json_containers_job)
+    order = read_order(sent, limits)
     if order.model not in catalog:
         database.run(lambda conn: refuse_announced(conn, order.model))
     model = catalog.get(order.model)
     stored = database.run(lambda conn: load_named_vectors(conn, account_id, order, settings.limits))
     read_captured: ReadCaptured = request.app.state.captured.read
-    captured = read_captured(account_id, wanted_rows(order))
+    captured = read_captured(account_id, wanted_rows(order, limits))
     prepared = prepare_job(
         order,
         model,
@@ -130,7 +165,9 @@ async def get_job(
     return json_answer(job_object(view), headers=headers)
 
 
-@router.post("/v1/jobs/{job_id}/cancel", dependencies=[REQUESTS_RATE], **openapi.CANCEL_JOB)
+@router.post(
+    "/v1/jobs/{job_id}/cancel", dependencies=[Depends(WRITES), REQUESTS_RATE], **openapi.CANCEL_JOB
+)
 def cancel_job(job_id: str, caller: Writer, database: DatabaseDep) -> Response:
     """Cancel a Job; repeatable, and a finished Job stays as it is."""
     found = _job_id(job_id)

@@ -137,7 +137,7 @@ def load_named_vectors(
     conn: Conn, account_id: UUID, order: JobOrder, limits: Limits
 ) -> dict[str, Vector]:
     """Read the stored vectors that an order names. Raises InvalidRequestError for too many."""
-    names = named_vectors(order)
+    names = named_vectors(order, limits)
     size = vectors_size(conn, account_id, names)
     if size > limits.named_vectors_bytes:
         msg = (

@@ -34,6 +34,7 @@ def get_limits(
 
     in_use = database.run(read)
     in_use["completions_waiting_key"] = places.of(caller.key_id)
+    in_use["completions_waiting_account"] = places.of_account(caller.account_id)
     for rate in Rate:
         if (standing := rates.look(rate, caller.key_id)) is not None:
             in_use[rate.value] = standing.limit - standing.remaining

@@ -6,16 +6,17 @@ from typing import Any
 from app.completions import references
 from app.completions.rows_of import RowsOf
 from app.jobs.schemas import JobOrder
+from app.settings import Limits
 
 
-def named_vectors(order: JobOrder) -> set[str]:
+def named_vectors(order: JobOrder, limits: Limits) -> set[str]:
     """Collect the names of stored vectors that an order uses."""
-    return references.named_vectors(_bodies(order))
+    return references.named_vectors(_bodies(order), limits)
 
 
-def wanted_rows(order: JobOrder) -> set[RowsOf]:
+def wanted_rows(order: JobOrder, limits: Limits) -> set[RowsOf]:
     """Collect the captured rows that an order copies."""
-    return references.wanted_rows(_bodies(order))
+    return references.wanted_rows(_bodies(order), limits)
 
 
 def _bodies(order: JobOrder) -> Iterator[dict[str, Any]]:

@@ -1,18 +1,23 @@
-"""Worker rows: who serves which model, and when it was last heard of.
+"""Worker rows: who serves which model, when it was last heard of, whether it proved to steer.
 
 A worker registers, becomes ready when its engine has proved itself, and sends heartbeats. Rows
 decide nothing about leases: those live in shards and end by themselves.
 """
 
+from dataclasses import dataclass
+from typing import Final
 from uuid import UUID
 
 from app.jobs.records import WorkerControl, WorkerIdentity, WorkerStats
 from app.kit.db import Conn
 
 __all__ = [
+    "SILENT_SECONDS_MAX",
+    "FailedProof",
     "WorkerControl",
     "WorkerIdentity",
     "WorkerStats",
+    "failed_proofs",
     "mark_dead_workers",
     "register_worker",
     "worker_gone",
@@ -20,6 +25,21 @@ __all__ = [
     "worker_proved",
     "worker_ready",
 ]
+
+# Long enough that a silent worker is seen to be silent, by Prometheus too, before it counts as
+# gone. Nothing waits for it: leases end by themselves, and nobody counts on a silent worker.
+SILENT_SECONDS_MAX: Final = 300.0
+PROOF_HOURS: Final = 24
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FailedProof:
+    """The last worker of a model that could not show that it steers, and how many there were."""
+
+    model: str
+    host: str
+    outcome: str
+    workers: int
 
 
 def register_worker(conn: Conn, worker: WorkerIdentity) -> None:
@@ -75,6 +95,32 @@ def worker_proved(conn: Conn, worker_id: UUID, outcome: str) -> None:
         "UPDATE workers SET last_canary_at = now(), canary = %s WHERE id = %s",
         [outcome, worker_id],
     )
+
+
+def failed_proofs(conn: Conn) -> list[FailedProof]:
+    """List models of which a worker could not show that it steers, within PROOF_HOURS.
+
+    A worker that failed ends at once, so its state does not matter. It is answered by one of its
+    model that started later and passed.
+    """
+    rows = conn.execute(
+        """
+        SELECT model, host, outcome, workers FROM (
+            SELECT DISTINCT ON (model) model, host, canary AS outcome, heartbeat_at,
+                count(*) OVER (PARTITION BY model) AS workers
+            FROM workers
+            WHERE canary <> 'passed' AND heartbeat_at > now() - make_interval(hours => %s)
+                AND NOT EXISTS (
+                    SELECT 1 FROM workers AS later
+                    WHERE later.model = workers.model AND later.canary = 'passed'
+                        AND later.started_at > workers.last_canary_at
+                        AND later.heartbeat_at > workers.last_canary_at)
+            ORDER BY model, heartbeat_at DESC
+        ) AS failed ORDER BY heartbeat_at DESC
+        """,
+        [PROOF_HOURS],
+    )
+    return [FailedProof(**row) for row in rows]
 
 
 def worker_gone(conn: Conn, worker_id: UUID) -> None:

@@ -1,12 +1,21 @@
-"""What endpoints of every feature may ask for: settings, database, body and the request's id."""
+"""What endpoints of every feature may ask for: settings, database, the body and work on it."""
 
-from typing import Annotated
+from collections.abc import Callable
+from typing import Annotated, Final, TypeVar
 
+from anyio import CapacityLimiter, to_thread
+from anyio.lowlevel import RunVar
 from fastapi import Depends, Request
 
 from app.errors import InvalidRequestError
 from app.kit.db import Database
 from app.settings import Settings
+
+T = TypeVar("T")
+
+LARGE_BODY_BYTES: Final = 1024 * 1024
+LARGE_AT_ONCE: Final = 2  # a large body may take ten times its size until it has been read
+_LARGE: Final = RunVar[CapacityLimiter]("large bodies that are worked on")
 
 
 def settings_of(request: Request) -> Settings:
@@ -28,6 +37,17 @@ async def body_of(request: Request) -> bytes:
         msg = f"The body has content-encoding {encoding[:50]!r}; send it uncompressed."
         raise InvalidRequestError(msg)
     return await request.body()
+
+
+async def work_on(body: bytes, work: Callable[[], T]) -> T:
+    """Run blocking work on a body in a thread; few large ones at once, which hold up no others."""
+    limiter: CapacityLimiter | None = None
+    if len(body) > LARGE_BODY_BYTES:
+        limiter = _LARGE.get(None)
+        if limiter is None:
+            limiter = CapacityLimiter(LARGE_AT_ONCE)
+            _LARGE.set(limiter)
+    return await to_thread.run_sync(work, limiter=limiter)
 
 
 SettingsDep = Annotated[Settings, Depends(settings_of)]

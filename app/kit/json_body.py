@@ -2,7 +2,8 @@
 
 Refused besides bad syntax: NaN and Infinity, numbers too large for a double, a BOM, anything but
 UTF-8, keys that come twice, NUL characters and lone surrogates (Postgres refuses both), nesting
-over the limit, and a body that is not an object. Whole numbers stay int, all others are float.
+over the limit, more lists and objects than allowed (counted before a single one is made), and a
+body that is not an object. Whole numbers stay int, all others are float.
 """
 
 import gc
@@ -10,25 +11,57 @@ import json
 import threading
 from collections.abc import Iterator
 from itertools import chain
-from typing import Any
+from typing import Any, Final
 
+import numpy as np
 import orjson
 
 from app.errors import InvalidRequestError
 
 LARGE = 64  # items of a list that is first asked whether it holds anything but numbers and texts
+SLICE_BYTES: Final = 1024 * 1024  # looked at in one go: other threads run in between
+_QUOTE: Final = ord('"')
+_NO_MARKS: Final = bytes(set(range(256)) - set(b'"[{'))
 
 
-def read_object(body: bytes, *, depth_max: int) -> dict[str, Any]:
-    """Parse a body that must be one JSON object.
+def read_object(body: bytes, *, depth_max: int, containers_max: int) -> dict[str, Any]:
+    """Parse a body that must be one JSON object of at most `containers_max` lists and objects.
 
     Raises InvalidRequestError (code `bad_json`) saying what is wrong and where.
     """
     if not body.strip():
         msg = "The body is empty. Send a JSON object."
         raise InvalidRequestError(msg, code="bad_json")
+    _refuse_containers(body, containers_max)
     with _NO_COLLECTION:
         return _read(body, depth_max)
+
+
+def count_containers(body: bytes) -> int:
+    """Count the lists and objects of a JSON text without parsing it; brackets in texts are none."""
+    # Without escaped backslashes and quotes, every quote that is left begins or ends a text.
+    marks = body.replace(rb"\\", b"").replace(rb"\"", b"").translate(None, delete=_NO_MARKS)
+    found, is_inside = 0, False
+    for start in range(0, len(marks), SLICE_BYTES):
+        part = np.frombuffer(marks[start : start + SLICE_BYTES], dtype=np.uint8)
+        quotes = part == _QUOTE
+        inside = np.logical_xor.accumulate(quotes) ^ is_inside
+        found += int(np.count_nonzero(~(quotes | inside)))
+        is_inside = bool(inside[-1])
+    return found
+
+
+def _refuse_containers(body: bytes, most: int) -> None:
+    """Refuse a body of tiny containers: each of its bytes would become some fifty in memory."""
+    if len(body) <= most or body.count(b"[") + body.count(b"{") <= most:
+        return
+    found = count_containers(body)
+    if found > most:
+        msg = (
+            f"The body holds {found} lists and objects; at most {most} are allowed. Send vectors "
+            "in the encoded form, or less in one request."
+        )
+        raise InvalidRequestError(msg, code="bad_json")
 
 
 class _NoCollection:

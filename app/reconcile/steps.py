@@ -25,7 +25,6 @@ SHARDS_MAX = 64  # expired leases ended in one transaction
 JOBS_MAX = 200
 IDEMPOTENCY_KEY_DAYS = 7
 IDEMPOTENCY_KEYS_MAX = 5000
-WORKER_SILENT_SECONDS = 60.0
 # Longer than any statement may take (statement_timeout in kit.db). Postgres does not apply its
 # own limits while it reads the rest of a statement or of a COPY from its client.
 CLIENT_SILENT_SECONDS = 35.0
@@ -122,7 +121,7 @@ def wake_models(database: Database, waker: SupportsWake) -> int:
 def mark_dead_workers(database: Database) -> int:
     """Mark workers gone that are silent; count them."""
     with database.transaction() as conn:
-        return workers.mark_dead_workers(conn, silent_seconds=WORKER_SILENT_SECONDS)
+        return workers.mark_dead_workers(conn, silent_seconds=workers.SILENT_SECONDS_MAX)
 
 
 def forget_old_idempotency_keys(database: Database) -> int:

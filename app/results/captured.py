@@ -2,9 +2,10 @@
 
     references -> the requests and what they captured (Postgres) -> files -> rows, as vectors
 
-References to one file are read together: its footer once, then only those row groups that hold a
-wanted row, one at a time. Memory is the rows that were asked for, which are capped, and one row
-group. A reference that cannot be served gets a sentence that says why.
+Jobs are looked up all at once; of those that the account has, one after the other. References to
+one file are read together: its footer once, then only those row groups that hold a wanted row, one
+at a time. Memory is the rows that were asked for, which are capped, and one row group. A reference
+that cannot be served gets a sentence that says why.
 """
 
 from bisect import bisect_right
@@ -27,12 +28,52 @@ from app.kit.db import Conn, Database
 from app.kit.ids import public_id
 from app.results.schema import RESIDUAL_STREAM
 from app.results.stored_file import StoredFile
+from app.settings import Limits
 from app.steering.spec import Capture, Reduce, capture_from_json
 from app.steering.vectors import Vector
 from app.storage import ObjectStore, job_key
 
 NAMED_MAX: Final = 12  # layers or positions that a reason lists
+_COMPLETION: Final = "named_bytes_completion"
 _NUMBER_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedLimits:
+    """How much may be read at once, and for whom: the words of the errors depend on it."""
+
+    bytes_max: int
+    jobs_max: int
+    is_job: bool
+
+    @classmethod
+    def of_job(cls, limits: Limits) -> "CapturedLimits":
+        """Give the limits of a Job."""
+        return cls(limits.captured_bytes, limits.captured_jobs, is_job=True)
+
+    @classmethod
+    def of_completion(cls, limits: Limits) -> "CapturedLimits":
+        """Give the limits of a Completion."""
+        return cls(limits.named_bytes_completion, limits.interventions_per_request, is_job=False)
+
+    def too_many_bytes(self) -> InvalidRequestError:
+        """Make the error for more rows than may be read."""
+        what, name = ("Job", "captured_bytes") if self.is_job else ("Completion", _COMPLETION)
+        msg = (
+            f"The rows that this {what} copies by from take more than the {self.bytes_max} bytes "
+            f"that {name} allows (GET /v1/limits). Copy fewer positions"
+            + (", or split the Job." if self.is_job else ".")
+        )
+        param = "requests" if self.is_job else "interventions"
+        return InvalidRequestError(msg, param=param, code="captured_rows_too_large")
+
+    def too_many_jobs(self, found: int) -> InvalidRequestError:
+        """Make the error for references to more Jobs than may be looked into."""
+        msg = (
+            f"Rows of {found} Jobs are copied by from; at most {self.jobs_max} may be named "
+            "(captured_jobs in GET /v1/limits). Copy from fewer Jobs, or split the Job."
+        )
+        return InvalidRequestError(msg, param="requests", code="too_many_captured_jobs")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,27 +109,32 @@ class _Wanted:
 class CapturedRows:
     """Reads captured rows for intake; safe to share between threads."""
 
-    def __init__(self, database: Database, store: ObjectStore, *, bytes_max: int) -> None:
-        """Read from this database and store, at most `bytes_max` bytes of rows at once."""
+    def __init__(self, database: Database, store: ObjectStore, limits: CapturedLimits) -> None:
+        """Read from this database and store, within `limits` at once."""
         self._database = database
         self._store = store
-        self._bytes_max = bytes_max
+        self._limits = limits
 
     def read(self, account_id: UUID, wanted: Collection[RowsOf]) -> dict[RowsOf, Vector | str]:
         """Give each reference its rows, float32 [positions, width], or why there are none.
 
         A reason is a sentence without its end, as "request 3 of job_… has not finished". Raises
-        InvalidRequestError (code `captured_rows_too_large`) when all of them are too much.
+        InvalidRequestError (code `captured_rows_too_large` or `too_many_captured_jobs`) when all
+        of them are too much.
         """
         answers: dict[RowsOf, Vector | str] = {}
         by_job: dict[UUID, list[RowsOf]] = defaultdict(list)
         for ref in wanted:
             by_job[ref.job_id].append(ref)
+        own = self._database.run(partial(_own_jobs, account_id=account_id, job_ids=list(by_job)))
+        if len(own) > self._limits.jobs_max:
+            raise self._limits.too_many_jobs(len(own))
+        for job_id in by_job.keys() - own:
+            reason = f"this account has no Job {public_id('job', job_id)}"
+            answers.update(dict.fromkeys(by_job.pop(job_id), reason))
         files: dict[_File, list[_Wanted]] = defaultdict(list)
         for job_id, refs in by_job.items():
-            found = self._database.run(
-                partial(_find, account_id=account_id, job_id=job_id, refs=refs)
-            )
+            found = self._database.run(partial(_find, job_id=job_id, refs=refs))
             for ref, place in found.items():
                 if isinstance(place, str):
                     answers[ref] = place
@@ -97,24 +143,32 @@ class CapturedRows:
                     positions = np.asarray(ref.positions, dtype=np.int64)
                     copied = np.zeros(len(positions), dtype=np.bool_)
                     files[file].append(_Wanted(ref, index, positions, copied))
-        room = self._bytes_max
+        room = self._limits.bytes_max
         for file, items in files.items():
-            room -= _copy_rows(self._store, file, items, room)
+            room -= self._copy(file, items, room)
             for item in items:
                 answers[item.ref] = _vector(item)
         return answers
 
+    def _copy(self, file: _File, items: list[_Wanted], room: int) -> int:
+        size = _copy_rows(self._store, file, items, room)
+        if size > room:
+            raise self._limits.too_many_bytes()
+        return size
 
-def _find(
-    conn: Conn, *, account_id: UUID, job_id: UUID, refs: list[RowsOf]
-) -> dict[RowsOf, tuple[_File, int] | str]:
+
+def _own_jobs(conn: Conn, *, account_id: UUID, job_ids: list[UUID]) -> set[UUID]:
+    """Say which of these Jobs the account has."""
+    if not job_ids:
+        return set()
+    rows = conn.execute(
+        "SELECT id FROM jobs WHERE account_id = %s AND id = ANY(%s)", (account_id, job_ids)
+    )
+    return {row["id"] for row in rows}
+
+
+def _find(conn: Conn, *, job_id: UUID, refs: list[RowsOf]) -> dict[RowsOf, tuple[_File, int] | str]:
     """Find for references to one Job the file and request_index, or why there is none."""
-    job = conn.execute(
-        "SELECT FROM jobs WHERE id = %s AND account_id = %s", (job_id, account_id)
-    ).fetchone()
-    if job is None:
-        reason = f"this account has no Job {public_id('job', job_id)}"
-        return dict.fromkeys(refs, reason)
     sources = _sources(conn, job_id, refs)
     chosen: dict[RowsOf, tuple[int, str]] = {}
     found: dict[RowsOf, tuple[_File, int] | str] = {}
@@ -241,18 +295,17 @@ def _files(
 
 
 def _copy_rows(store: ObjectStore, file: _File, items: list[_Wanted], bytes_max: int) -> int:
-    """Copy what is wanted of one file into `items`; give how many bytes that is."""
+    """Copy what is wanted of one file into `items`, unless it is more than `bytes_max` bytes.
+
+    Gives how many bytes it is.
+    """
     source = StoredFile(store, job_key(file.job_id, file.path), file.bytes)
     with pq.ParquetFile(pa.PythonFile(source, mode="r"), pre_buffer=True) as parquet:
         kind = parquet.schema_arrow.field(-1).type
         value = parquet.schema_arrow.names[-1]
         size: int = _NUMBER_BYTES * kind.list_size * sum(len(item.positions) for item in items)
         if size > bytes_max:
-            msg = (
-                "The rows that this Job copies by from take more bytes than the limit "
-                "captured_bytes allows in one Job. Copy fewer positions, or split the Job."
-            )
-            raise InvalidRequestError(msg, param="requests", code="captured_rows_too_large")
+            return size
         for item in items:
             item.values = np.empty((len(item.positions), kind.list_size), dtype=np.float32)
         for group in range(parquet.num_row_groups):

@@ -33,7 +33,7 @@ def owned_folder(data_dir: Path) -> Iterator[Callable[[str], None]]:
             owner = lock.readline().strip() or "unknown"
             msg = (
                 f"{data_dir} is in use by another `tiller up` (process {owner}). Stop that one, "
-                "or choose another folder with --data-dir."
+                "or choose another folder with --data-dir (make up DATA=…)."
             )
             raise FolderInUseError(msg) from error
         lock.seek(0)

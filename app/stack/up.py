@@ -270,7 +270,10 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=family, backlog=1024)
     except OSError as error:
-        msg = f"port {port} of {host} cannot be used ({error.strerror}); choose one with --port."
+        msg = (
+            f"port {port} of {host} cannot be used ({error.strerror}); choose one with --port "
+            "(make up PORT=…)."
+        )
         raise OSError(msg) from error
 
 

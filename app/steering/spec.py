@@ -4,10 +4,13 @@ The API builds these after validation, Postgres keeps them as JSON inside a requ
 worker hands them to the engine. They carry references to vectors, never numbers: `vector` is the
 content address ("sv_" + sha256) of a stored tensor, `row` counts its rows when it is seen as
 [rows, width]. Whatever a user says about phases, steps and exclusions is spans by then.
+
+Readers take what older code wrote, with its fields missing, and refuse what newer code added: a
+field that is passed over is steering that silently does not happen.
 """
 
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, fields
 from enum import StrEnum
 from typing import Any, Final, TypeAlias
 
@@ -138,8 +141,34 @@ def vector_names(interventions: Iterable[Intervention], captures: Iterable[Captu
     return names | {item.vector for capture in captures for item in capture.directions}
 
 
+class NewerSpecError(ValueError):
+    """What is stored has a field that this code does not know: newer code wrote it."""
+
+
+def field_names(kind: type[Any]) -> frozenset[str]:
+    """Name the fields of a dataclass: what its writer may write, and all that its reader takes."""
+    return frozenset(field.name for field in fields(kind))
+
+
+def refuse_unknown(data: Mapping[str, Any], known: frozenset[str], what: str) -> None:
+    """Raise NewerSpecError when `data`, the stored form of `what`, has a key that is not known."""
+    if not data.keys() <= known:
+        names = ", ".join(sorted(data.keys() - known))
+        msg = (
+            f"{what} has {names[:200]}, which this version of Tiller does not know: a newer one "
+            "stored it, and has to run it"
+        )
+        raise NewerSpecError(msg)
+
+
+_INTERVENTION: Final = field_names(Intervention)
+_CAPTURE: Final = field_names(Capture)
+_DIRECTION: Final = field_names(Direction)
+
+
 def intervention_from_json(data: dict[str, Any]) -> Intervention:
-    """Read an intervention as `to_json` wrote it."""
+    """Read an intervention as `to_json` wrote it; raises NewerSpecError."""
+    refuse_unknown(data, _INTERVENTION, "an intervention")
     return Intervention(
         op=Op(data["op"]),
         site=Site(data["site"]),
@@ -159,7 +188,11 @@ def intervention_from_json(data: dict[str, Any]) -> Intervention:
 
 
 def capture_from_json(data: dict[str, Any]) -> Capture:
-    """Read a capture as `to_json` wrote it."""
+    """Read a capture as `to_json` wrote it; raises NewerSpecError."""
+    refuse_unknown(data, _CAPTURE, "a capture")
+    directions = data.get("directions", ())
+    for item in directions:
+        refuse_unknown(item, _DIRECTION, "a direction")
     return Capture(
         name=data["name"],
         site=Site(data["site"]),
@@ -167,7 +200,7 @@ def capture_from_json(data: dict[str, Any]) -> Capture:
         spans=_spans(data.get("spans")),
         before=data.get("before", False),
         reduce=Reduce(data.get("reduce", Reduce.none)),
-        directions=tuple(Direction(**item) for item in data.get("directions", ())),
+        directions=tuple(Direction(**item) for item in directions),
         unit=data.get("unit", False),
     )
 

@@ -1,6 +1,7 @@
 """The routes of stored vectors: upload, list, read, download, delete."""
 
 from typing import Annotated
+from uuid import UUID
 
 import orjson
 from fastapi import APIRouter, Depends, Header, Request, Response
@@ -11,8 +12,9 @@ from app.errors import InvalidRequestError, NotFoundError
 from app.jobs.idempotency import StoredAnswer, claim_key, find_answer, keep_answer, read_key
 from app.kit.answers import json_answer
 from app.kit.db import Conn, Database
-from app.kit.deps import BodyDep, DatabaseDep, SettingsDep
+from app.kit.deps import BodyDep, DatabaseDep, SettingsDep, work_on
 from app.kit.pages import list_page, page_query, unknown_cursor
+from app.settings import Limits
 from app.steering.vectors import Vector
 from app.vectors import openapi
 from app.vectors.npy import write_npy
@@ -29,16 +31,29 @@ from app.vectors.upload import read_upload
 
 PATH = "/v1/steering_vectors"
 router = APIRouter(prefix=PATH, tags=["steering vectors"])
-Writer = Annotated[Caller, Depends(require("vectors"))]
+SCOPE = require("vectors")
+Writer = Annotated[Caller, Depends(SCOPE)]
 IfNoneMatch = Annotated[str | None, Header()]
 
 
-@router.post("", status_code=201, dependencies=[CREATES_RATE], **openapi.CREATE_VECTOR)
-def create_vector(
+@router.post(
+    "",
+    status_code=201,
+    dependencies=[Depends(SCOPE), CREATES_RATE],
+    **openapi.CREATE_VECTOR,
+)
+async def create_vector(
     request: Request, caller: Writer, *, body: BodyDep, database: DatabaseDep, settings: SettingsDep
 ) -> Response:
     """Store a vector: JSON, or a .npy or .safetensors file; the same numbers again give 200."""
-    limits, account_id = settings.limits, caller.account_id
+    return await work_on(
+        body, lambda: _create(request, caller.account_id, body, database, settings.limits)
+    )
+
+
+def _create(
+    request: Request, account_id: UUID, body: bytes, database: Database, limits: Limits
+) -> Response:
     content_type = request.headers.get("content-type")
     key = read_key(
         request.headers.getlist("idempotency-key"),

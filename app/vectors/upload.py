@@ -82,7 +82,7 @@ def _of_json(body: bytes, query: Mapping[str, str], limits: Limits) -> Upload:
     for field in query:
         msg = f"A JSON body takes no ?{field}=; name is one of its fields."
         raise InvalidRequestError(msg, param=field)
-    sent = read_object(body, depth_max=limits.json_depth)
+    sent = read_object(body, depth_max=limits.json_depth, containers_max=limits.json_containers)
     _refuse_unknown(sent, JSON_FIELDS, of="A steering vector")
     if sent.get("activations") is None:
         msg = "activations is missing. Send the numbers of the vector, or an encoded object."
@@ -112,7 +112,11 @@ def _of_form(body: bytes, content_type: str, query: Mapping[str, str], limits: L
             texts[field] = _text(fields, field) if field in fields else query[field]
     metadata: dict[str, Any] | None = None
     if "metadata" in fields:
-        metadata = read_object(fields["metadata"], depth_max=limits.json_depth)
+        metadata = read_object(
+            fields["metadata"],
+            depth_max=limits.json_depth,
+            containers_max=limits.json_containers,
+        )
     vector = _of_file(fields["file"], texts.get("tensor"), limits)
     return Upload(vector, texts.get("name"), metadata)
 

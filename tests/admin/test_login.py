@@ -197,7 +197,7 @@ def test_a_live_stream_does_not_keep_the_session_from_being_idle(dashboard: Dash
     with dashboard.database.transaction() as conn:
         conn.execute("UPDATE admin_sessions SET last_seen_at = now() - interval '59 minutes'")
     # A stream that ends at once: nobody has this Job.
-    assert browser.get(f"/admin/live?job=job_{0:032x}").status_code == 404
+    assert browser.get(f"/admin/live?page=job&job=job_{0:032x}").status_code == 404
     idle = "SELECT now() - last_seen_at > interval '58 minutes' FROM admin_sessions"
     assert dashboard.number(idle) is True
 
@@ -249,11 +249,23 @@ def test_an_api_key_in_the_header_opens_no_page(dashboard: Dashboard):
     assert answer.status_code == 303
 
 
-def test_a_piece_of_a_page_without_a_session_sends_the_whole_browser_to_login(
-    dashboard: Dashboard,
+@pytest.mark.parametrize(
+    ("page", "back"),
+    [
+        (
+            "http://testserver/admin/jobs/job_1?said=cancelled",
+            "/admin/jobs/job_1%3Fsaid%3Dcancelled",
+        ),
+        ("https://elsewhere.example/admin/jobs", "/admin/jobs"),
+        ("https://elsewhere.example/login", "/admin"),
+        ("http://[", "/admin"),
+        ("", "/admin"),
+    ],
+)
+def test_a_piece_of_a_page_without_a_session_sends_the_page_to_login_and_back(
+    dashboard: Dashboard, page: str, back: str
 ):
-    browser = dashboard.browser()
-    answer = browser.get("/admin/accounts", **{"hx-request": "true"})
+    headers = {"hx-request": "true", "hx-current-url": page}
+    answer = dashboard.browser().get(f"/admin/jobs/job_{0:032x}/samples", **headers)
     assert answer.status_code == 401
-    assert answer.headers["hx-redirect"] == "/admin/login?next=/admin/accounts"
-    assert browser.get("/admin/accounts", accept="text/event-stream").status_code == 401
+    assert answer.headers["hx-redirect"] == f"/admin/login?next={back}"

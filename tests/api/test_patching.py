@@ -1,5 +1,6 @@
 """Activation patching in two Jobs: rows that one captured are written by requests of the other."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -148,7 +149,9 @@ def test_a_job_may_not_copy_more_than_the_limit(
     api: Api, builders: Builders, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source, _ = run_source(api, builders, tmp_path / "spool")
-    monkeypatch.setattr(api.client.app.state.captured, "_bytes_max", 4 * HIDDEN_SIZE)  # type: ignore[attr-defined]
+    captured = api.client.app.state.captured  # type: ignore[attr-defined]
+    small = replace(captured._limits, bytes_max=4 * HIDDEN_SIZE)
+    monkeypatch.setattr(captured, "_limits", small)
     assert api.submit(patch(source, 0, 0)).status_code == 202
     answer = api.submit(patch(source, 0, 0), patch(source, 0, 1))
     assert answer.status_code == 400

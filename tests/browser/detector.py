@@ -37,9 +37,10 @@ LOOK: Final = """
   const names = words("lang data-theme charset name content href rel type src defer class id " +
     "tabindex viewBox d cx cy r preserveAspectRatio width height method action hidden role " +
     "data-menu data-theme-name data-theme-toggle data-live data-live-name data-connection " +
-    "data-relative datetime title scope data-label data-chart data-plot value for autocomplete " +
-    "required inputmode maxlength placeholder spellcheck autofocus selected checked open " +
-    "download data-while-live data-end-says hx-ext sse-close sse-swap hx-trigger hx-swap");
+    "data-relative datetime title scope data-label data-chart data-plot data-reading value for " +
+    "autocomplete required inputmode maxlength placeholder spellcheck autofocus selected checked " +
+    "open download data-while-live data-announce data-says hx-ext sse-close sse-swap hx-trigger " +
+    "hx-swap");
   const addresses = words("href src action");
   const followed = {"hx-get": /\\/samples$/, "sse-connect": /^\\/admin\\/live($|[?])/};
   const strange = [];

@@ -116,7 +116,9 @@ def test_the_skip_link_leads_past_the_menu(opens: Opens) -> None:
     page.keyboard.press("Enter")
     expect(page.locator("main")).to_be_focused()
     page.keyboard.press("Tab")
-    expect(page.get_by_label("Name contains")).to_be_focused()
+    expect(page.locator("[data-live]")).to_be_focused()
+    page.keyboard.press("Tab")
+    expect(page.get_by_label("Holds")).to_be_focused()
 
 
 def test_a_person_logs_in_and_cancels_a_job_by_keyboard(opens: Opens, scene: Scene) -> None:

@@ -1,19 +1,20 @@
-"""What moves by itself: live regions while a Job runs, pausing them, charts, relative times."""
+"""What moves by itself: live regions while a Job runs, what holds them, how they end, charts."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
-from playwright.sync_api import Browser, Locator, Page, expect
+from playwright.sync_api import Browser, BrowserContext, Locator, Page, expect
 
 from tests.browser.chromium import Watched, watch
-from tests.browser.served import Scene, wait_for
+from tests.browser.served import Desk, Scene, wait_for
 from tests.browser.visits import Look, context_for, settle
 
 pytestmark = pytest.mark.slow
 
 DESKTOP = Look("light", 1280)
 ROW = "tr:has-text('Long sweep')"
+PATIENT = 30_000  # milliseconds, for what comes within seconds on an idle machine
 ENDED = re.compile(r"([\d,]+) of [\d,]+")
 
 
@@ -32,6 +33,12 @@ def ended(place: Locator) -> int:
     found = ENDED.search(place.inner_text())
     assert found is not None
     return int(found[1].replace(",", ""))
+
+
+def await_change(read: Callable[[], object]) -> None:
+    """Wait until a place says something else than now."""
+    before = read()
+    wait_for(lambda: read() != before, f"something else than {before}")
 
 
 @pytest.mark.parametrize(
@@ -62,15 +69,18 @@ def test_a_submitted_job_appears_in_the_list_and_its_shards_in_its_page(
 ) -> None:
     page = watched.page
     page.goto("/admin/jobs?q=arrives+later")
-    expect(page.get_by_text("No Job matches")).to_be_visible()
+    expect(page.get_by_text("No Job matches")).to_be_visible(timeout=PATIENT)
     settle(page)
     job = scene.submit("Arrives later", requests=400)
-    page.get_by_role("link", name="Arrives later").click()
-    expect(page.get_by_role("heading", level=1)).to_have_text("Arrives later")
-    expect(page.locator("[sse-swap=shards] .cells li")).to_have_count(25)
+    page.get_by_role("link", name="Arrives later").click(timeout=PATIENT)
+    expect(page.get_by_role("heading", level=1)).to_have_text("Arrives later", timeout=PATIENT)
+    cells = page.locator("[sse-swap=shards] .cells li")
+    wait_for(lambda: cells.count() >= 25, "its shards")  # more, when a lease has split one
     scene.client.cancel_job(job)
     expect(page.locator("[sse-swap=state] .badge")).to_have_text("cancelled", timeout=60_000)
-    expect(page.get_by_role("button", name="Live")).to_be_hidden()
+    expect(page.locator("[data-announce]")).to_have_text("This Job is cancelled.", timeout=PATIENT)
+    expect(page.locator("[data-live]")).to_be_hidden(timeout=PATIENT)
+    expect(page.locator("[data-connection]")).to_be_hidden(timeout=PATIENT)
 
 
 def test_pausing_holds_a_page_still_and_going_on_shows_the_newest(
@@ -81,8 +91,8 @@ def test_pausing_holds_a_page_still_and_going_on_shows_the_newest(
     settle(page)
     button = page.locator("[data-live]")
     button.click()
-    expect(button).to_have_text("Paused")
-    expect(button).to_have_attribute("aria-pressed", "true")
+    expect(button).to_have_text("Paused", timeout=PATIENT)
+    expect(button).to_have_attribute("aria-pressed", "true", timeout=PATIENT)
     page.evaluate(
         """() => {
             window.tillerHeld = 0;
@@ -95,21 +105,42 @@ def test_pausing_holds_a_page_still_and_going_on_shows_the_newest(
     wait_for(lambda: page.evaluate("window.tillerHeld") >= 2, "two texts that are held back")
     assert ended(place) == before
     button.click()
-    expect(button).to_have_text("Live")
+    expect(button).to_have_text("Live", timeout=PATIENT)
     wait_for(lambda: ended(place) > before, "the newest text")
 
 
-def test_a_region_with_the_focus_in_it_is_left_alone(watched: Watched, scene: Scene) -> None:
-    page = watched.page
+def test_a_region_with_the_focus_of_the_keyboard_is_left_alone_and_the_page_says_so(
+    watched: Watched, scene: Scene
+) -> None:
+    page, button = watched.page, watched.page.locator("[data-live]")
     page.goto("/admin")
     settle(page)
     row = page.locator(f"[sse-swap=live-jobs] {ROW}")
     row.get_by_role("link").focus()
     before, messages = ended(row), page.evaluate("window.tillerMessages")
     wait_for(lambda: page.evaluate("window.tillerMessages") > messages + 4, "other regions")
+    expect(button).to_have_text("Held while in use", timeout=PATIENT)
     assert ended(row) == before
     page.evaluate("document.activeElement.blur()")
     wait_for(lambda: ended(row) > before, "the region to catch up")
+    expect(button).to_have_text("Live", timeout=PATIENT)
+
+
+def test_a_link_that_was_opened_in_another_tab_holds_nothing_back_and_keeps_the_focus(
+    watched: Watched, scene: Scene
+) -> None:
+    page = watched.page
+    page.goto("/admin")
+    settle(page)
+    row = page.locator(f"[sse-swap=live-jobs] {ROW}")
+    with page.context.expect_page() as opened:
+        row.get_by_role("link").click(modifiers=["ControlOrMeta"])
+    opened.value.close()
+    page.bring_to_front()
+    before = ended(row)
+    wait_for(lambda: ended(row) > before, "the region that was clicked in")
+    focused = "document.activeElement.getAttribute('href')"
+    wait_for(lambda: page.evaluate(focused) == scene.path("/admin/jobs/{running}"), "the focus")
 
 
 def test_a_click_on_a_row_holds_nothing_back_and_scrolling_stays(
@@ -125,8 +156,8 @@ def test_a_click_on_a_row_holds_nothing_back_and_scrolling_stays(
     row = page.locator(f"[sse-swap=jobs] {ROW}")
     before = ended(row)
     wait_for(lambda: ended(row) > before, "the list to go on")
-    assert table.evaluate("(table) => table.scrollLeft") == 40
-    assert table.evaluate("(table) => table === document.activeElement")
+    kept = "(table) => table.scrollLeft === 40 && table === document.activeElement"
+    wait_for(lambda: table.evaluate(kept), "the table as it was left")
 
 
 def test_a_hidden_tab_gives_its_connection_back(watched: Watched, scene: Scene) -> None:
@@ -155,17 +186,122 @@ def show(page: Page, *, hidden: bool) -> None:
     )
 
 
+def test_the_page_of_workers_hears_each_heartbeat(watched: Watched, scene: Scene) -> None:
+    page = watched.page
+    page.goto("/admin/workers")
+    settle(page)
+    heard = page.locator("[sse-swap=workers] [data-label=Heartbeat] time").first
+    for _ in range(3):
+        await_change(lambda: heard.get_attribute("datetime"))
+    wait_for(lambda: re.fullmatch(r"just now|\d s ago", heard.inner_text()), "a fresh heartbeat")
+
+
+def test_the_requests_of_a_job_move_while_it_runs(watched: Watched, scene: Scene) -> None:
+    page = watched.page
+    page.goto(scene.path("/admin/jobs/{running}/requests?status=running"))
+    settle(page)
+    counts, rows = page.locator("[sse-swap=counts]"), page.locator("[sse-swap=requests] tbody")
+    await_change(counts.inner_text)
+    await_change(rows.inner_text)
+    expect(rows.locator(".badge").first).to_have_text("running", timeout=PATIENT)
+
+
+def test_an_account_is_charged_before_ones_eyes(watched: Watched, scene: Scene) -> None:
+    page = watched.page
+    page.goto(scene.path("/admin/accounts/{local}"))
+    settle(page)
+    await_change(page.locator("[sse-swap=tokens]").inner_text)
+    await_change(page.locator("[sse-swap=entries]").inner_text)
+
+
+def test_the_keys_of_an_account_wait_while_a_question_about_one_is_open(
+    watched: Watched, scene: Scene
+) -> None:
+    page, button = watched.page, watched.page.locator("[data-live]")
+    page.goto(scene.path("/admin/accounts/{lab}"))
+    settle(page)
+    keys = page.locator("[sse-swap=keys]")
+    question = keys.locator("details").first
+    question.locator("summary").click()
+    scene.desk.make_key(scene.accounts["lab"], "made meanwhile", "jobs:read")
+    expect(button).to_have_text("Held while in use", timeout=PATIENT)
+    expect(question.get_by_role("button", name="Revoke for good")).to_be_visible(timeout=PATIENT)
+    expect(keys.get_by_text("made meanwhile")).to_have_count(0)
+    page.keyboard.press("Escape")
+    page.evaluate("document.activeElement.blur()")
+    expect(keys.get_by_text("made meanwhile")).to_be_visible(timeout=PATIENT)
+    expect(button).to_have_text("Live", timeout=PATIENT)
+
+
+def test_a_status_line_is_read_out_when_it_changes_and_not_at_each_text(
+    watched: Watched, scene: Scene
+) -> None:
+    page, place = watched.page, watched.page.locator("[sse-swap=state]")
+    page.goto(scene.path("/admin/jobs/{running}"))
+    settle(page)
+    page.evaluate(
+        """() => {
+            window.tillerRead = [];
+            new MutationObserver((changes) => {
+                for (const { target, addedNodes } of changes) {
+                    const line = target.closest?.("[role=status], [role=alert]");
+                    if (line && addedNodes.length) window.tillerRead.push(line.outerHTML);
+                    for (const node of addedNodes) {
+                        const lines = node.querySelectorAll?.("[role=status], [role=alert]") ?? [];
+                        window.tillerRead.push(...[...lines].map((each) => each.outerHTML));
+                    }
+                }
+            }).observe(document.body, { subtree: true, childList: true });
+        }"""
+    )
+    for _ in range(3):
+        await_change(lambda: ended(place))
+    assert page.evaluate("window.tillerRead") == []
+    expect(page.locator("[data-announce]")).to_have_text("This Job is in progress.")
+
+
+@pytest.mark.parametrize("seen", [True, False], ids=["seen", "hidden"])
+def test_a_page_stays_and_says_that_its_session_is_over(
+    chromium: Browser, scene: Scene, *, seen: bool
+) -> None:
+    path = scene.path("/admin/jobs/{running}")
+    with Desk(scene.base, scene.keys["operator"]) as own:
+        context = chromium.new_context(base_url=scene.base, storage_state=own.session())
+        watched = watch(context.new_page())
+        page = watched.page
+        page.goto(path)
+        settle(page)
+        show(page, hidden=not seen)
+        own.post("/admin/logout")
+        show(page, hidden=False)
+    said = page.locator("[data-connection]")
+    expect(said).to_contain_text("You are logged out", timeout=PATIENT)
+    expect(page.locator("[data-live]")).to_be_hidden(timeout=PATIENT)
+    assert page.url == f"{scene.base}{path}"
+    assert watched.complaints == []
+    login_again(context, page, path, scene)
+
+
+def login_again(context: BrowserContext, page: Page, path: str, scene: Scene) -> None:
+    """Load the page again, log in, and stand where one stood; then close the window."""
+    page.reload()
+    page.get_by_label("Admin key").fill(scene.keys["operator"])
+    page.get_by_role("button", name="Log in").click()
+    page.wait_for_url(f"{scene.base}{path}", timeout=PATIENT)
+    context.close()
+
+
 def test_charts_are_drawn_and_follow_the_theme(watched: Watched, scene: Scene) -> None:
     page = watched.page
     page.goto("/admin")
     settle(page, charts=True)
     # Else a new minute would change the pictures, too.
     page.locator("[data-live]").click()
-    expect(page.locator("[data-live]")).to_have_text("Paused")
+    expect(page.locator("[data-live]")).to_have_text("Paused", timeout=PATIENT)
     before = [ink(page, number) for number in (0, 1)]
     assert all(before), "a chart is blank"
     page.emulate_media(color_scheme="dark")
-    expect(page.locator("[data-plot] canvas")).to_have_count(2)
+    expect(page.locator("[data-plot] canvas")).to_have_count(2, timeout=PATIENT)
     wait_for(lambda: [ink(page, number) for number in (0, 1)] != before, "charts in dark colours")
 
 
@@ -196,5 +332,5 @@ def test_relative_times_grow_older_and_say_the_exact_moment(watched: Watched, sc
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", exact)
     assert moment.get_attribute("title") == exact
     page.clock.run_for(3 * 3_600_000)
-    expect(moment).not_to_have_text(before)
-    expect(moment).to_have_text("3 h ago")
+    expect(moment).not_to_have_text(before, timeout=PATIENT)
+    expect(moment).to_have_text("3 h ago", timeout=PATIENT)

@@ -216,7 +216,7 @@ def test_lists_show_every_text_and_run_none(visitor: Visitor):
             *(excerpt(tagged(name, "j"), 60) for name in (*PAYLOADS, *packs)),
             *(excerpt(tagged(text, "a"), 40) for text in PAYLOADS),
         ],
-        "/admin/accounts": [excerpt(tagged(name, "a"), 40) for name in (*PAYLOADS, *owners)],
+        "/admin/accounts": [excerpt(tagged(name, "a"), 80) for name in (*PAYLOADS, *owners)],
         "/admin/audit": [
             *(excerpt(tagged(text, "o"), 60) for text in PAYLOADS),
             *(tagged(text, kind) for text in PAYLOADS for kind in "ag"),
@@ -393,7 +393,7 @@ def test_the_name_of_a_series_is_shown_and_does_not_run(
             WHERE NOT EXISTS (SELECT 1 FROM samples)
             """
         )
-    seen = unguarded.visit("/admin", wait_for=".u-legend")
+    seen = unguarded.visit("/admin", wait_for="[data-reading] b")
     assert not missing_in(seen.regions["charts"], [name])
 
 

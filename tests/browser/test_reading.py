@@ -106,7 +106,7 @@ def test_requests_are_filtered_and_paged(opens: Opens, scene: Scene) -> None:
     expect(rows.first.locator("td").first).to_have_text("0")
     page.get_by_role("link", name="Next").click()
     expect(rows.first.locator("td").first).to_have_text("50")
-    page.get_by_role("link", name="First").click()
+    page.get_by_role("link", name="← First").click()
     expect(rows.first.locator("td").first).to_have_text("0")
 
 
@@ -135,7 +135,7 @@ def test_samples_stand_beside_their_baseline(opens: Opens, scene: Scene) -> None
     first = samples.first.locator(".version")
     expect(first).to_have_count(2)
     expect(first.nth(0)).to_contain_text("Baseline")
-    expect(first.nth(1)).to_contain_text(re.compile("Steering vector: adds -?4 "))
+    expect(first.nth(1)).to_contain_text(re.compile("Steering vector: adds \u2212?4 "))
     boxes = [first.nth(number).bounding_box() for number in (0, 1)]
     assert boxes[0] is not None
     assert boxes[1] is not None

@@ -31,9 +31,9 @@ def a_validator(
         model,
         tokenizer,
         limits or Limits(),
-        stored=stored or {},
+        stored={} if stored is None else stored,
         is_job=is_job,
-        captured=captured or {},
+        captured={} if captured is None else captured,
     )
 
 

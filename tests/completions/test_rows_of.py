@@ -1,5 +1,6 @@
 """`from`: which rows of which request."""
 
+from functools import partial
 from typing import Any
 from uuid import UUID
 
@@ -10,22 +11,23 @@ from app.completions.rows_of import RowsOf, read_rows_of
 from app.steering.spec import Site
 
 JOB = "job_" + "0" * 31 + "7"
+read = partial(read_rows_of, custom_id_chars=128)
 GOOD: dict[str, Any] = {"job": JOB, "request_index": 3, "layer": 2, "positions": [5, 1]}
 
 
 def test_every_field_arrives_and_positions_keep_their_order() -> None:
-    found = read_rows_of({**GOOD, "site": "z"}, None)
+    found = read({**GOOD, "site": "z"}, None)
     assert found == RowsOf(UUID(int=7), 3, None, 2, Site.z, (5, 1))
     named = {"job": JOB, "custom_id": "a", "layer": 0, "request_index": None}
-    assert read_rows_of(named, (4,)) == RowsOf(UUID(int=7), None, "a", 0, Site.resid_post, (4,))
+    assert read(named, (4,)) == RowsOf(UUID(int=7), None, "a", 0, Site.resid_post, (4,))
 
 
 def test_its_own_positions_win_over_those_of_at() -> None:
-    assert read_rows_of(GOOD, (0, 1)).positions == (5, 1)
+    assert read(GOOD, (0, 1)).positions == (5, 1)
 
 
 def test_equal_references_are_one_key() -> None:
-    assert len({read_rows_of(GOOD, None), read_rows_of(dict(GOOD), (9,))}) == 1
+    assert len({read(GOOD, None), read(dict(GOOD), (9,))}) == 1
 
 
 @pytest.mark.parametrize(
@@ -41,6 +43,7 @@ def test_equal_references_are_one_key() -> None:
         ({"request_index": 2**31}, "whole number"),
         ({"request_index": None, "custom_id": ""}, "custom_id"),
         ({"request_index": None, "custom_id": "a\n"}, "printable"),
+        ({"request_index": None, "custom_id": "a" * 129}, "1 to 128 printable"),
         ({"layer": None}, "layer null"),
         ({"layer": -1}, "layer -1"),
         ({"layer": 1.0}, "layer 1.0"),
@@ -60,11 +63,11 @@ def test_equal_references_are_one_key() -> None:
 )
 def test_what_cannot_be_meant_is_refused(change: dict[str, Any], says: str) -> None:
     with pytest.raises(RefusedError) as refusal:
-        read_rows_of({**GOOD, **change}, None)
+        read({**GOOD, **change}, None)
     assert says in str(refusal.value)
 
 
 @pytest.mark.parametrize("sent", [None, 3, "job", [GOOD], True])
 def test_it_must_be_an_object(sent: object) -> None:
     with pytest.raises(RefusedError, match="must be an object"):
-        read_rows_of(sent, None)
+        read(sent, None)

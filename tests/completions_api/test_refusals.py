@@ -109,11 +109,11 @@ def test_a_body_is_not_read_before_there_is_a_place_for_it(api):
     others = [new_uuid() for _ in range(api.client.app.state.settings.limits.completions_waiting)]
     packed = {"content": b"{}", "headers": {"content-encoding": "gzip"}}
     for other in others:
-        places.take(other)
+        places.take(other, other)
     answer = api.client.post("/v1/completions", **packed)
     assert (answer.status_code, answer.json()["error"]["code"]) == (429, "queue_full")
     for other in others:
-        places.give_back(other)
+        places.give_back(other, other)
     assert api.client.post("/v1/completions", **packed).status_code == 400
 
 

@@ -197,7 +197,7 @@ def test_a_stream_keeps_no_more_entries_than_it_may_have_and_ends_by_itself(stag
 
 def test_a_feed_is_seen_while_it_reads_and_missed_when_it_is_closed(stage):
     assert stage.reader() is Reader.missing
-    stage.line.open_stream(stage.id)
+    stage.line.open_reader(stage.id)
     assert stage.reader() is Reader.reads
 
     async def look():

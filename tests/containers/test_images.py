@@ -26,7 +26,7 @@ SECRETS = (
     *("POSTGRES_PASSWORD", "OBJECTS_ACCESS_KEY", "OBJECTS_SECRET_KEY"),
     *("TILLER_KEY_PEPPER", "TILLER_METRICS_TOKEN"),
 )
-OURS = {"api", "reconciler", "worker-cpu", "worker-gpu", "objects", "redis", "migrate"}
+OURS = {"redis", "objects", "migrate", "api", "reconciler", *PROFILES.values()}
 
 
 def compose() -> tuple[tuple[int, ...], list[str]] | None:

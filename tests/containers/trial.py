@@ -59,6 +59,9 @@ class Trial:
         subprocess.run(["mount", "-o", "remount,ro", str(root)], check=True)
         for place in WRITABLE:
             (root / place).chmod(0o1777)
+        # What Docker gives a tmpfs unless it is told otherwise.
+        options = "remount,noexec,nosuid,nodev"
+        subprocess.run(["mount", "-o", options, str(root / "tmp")], check=True)
         self._roots[image] = root
         return root
 

@@ -21,7 +21,12 @@ from tests.completions.models import a_validator, problem_of
 from tests.faultlist.asking import EVERY_ROW, WIDTH, prompt_of, request
 from tests.rules.source_tree import ROOT, sources
 from worker.engine import environment
-from worker.engine.environment import UnsupportedEngineError, check_signature, vllm_version
+from worker.engine.environment import (
+    UnsupportedEngineError,
+    check_device,
+    check_signature,
+    vllm_version,
+)
 from worker.engine.settings import EngineSettings
 from worker.outcomes import Errored
 
@@ -95,6 +100,31 @@ def test_another_vllm_is_refused(monkeypatch: pytest.MonkeyPatch, version: str) 
     monkeypatch.setattr(environment.importlib.metadata, "version", lambda _name: version)
     with pytest.raises(UnsupportedEngineError, match=version):
         vllm_version()
+
+
+def test_a_machine_where_vllm_finds_no_device_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import platforms
+    from vllm.platforms.interface import UnspecifiedPlatform
+
+    check_device()
+    monkeypatch.setattr(platforms, "_current_platform", UnspecifiedPlatform())
+    with pytest.raises(UnsupportedEngineError, match="no NVIDIA GPU is visible"):
+        check_device()
+
+
+def test_no_sampler_is_chosen_on_cuda_that_a_compiler_must_make_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    environment.prepare_environment()
+    from vllm.platforms.interface import UnspecifiedPlatform
+    from vllm.v1.sample.ops import topk_topp_sampler
+
+    class Cuda(UnspecifiedPlatform):
+        def is_cuda(self) -> bool:
+            return True
+
+    monkeypatch.setattr(topk_topp_sampler, "current_platform", Cuda())
+    assert not topk_topp_sampler.flashinfer_sampler_supported()
 
 
 def test_a_method_with_other_parameters_is_refused() -> None:

@@ -48,7 +48,8 @@ def test_every_example_is_accepted_by_the_service(api: Api) -> None:
 def test_the_example_that_takes_rows_of_another_job_is_valid(tmp_path: Path) -> None:
     (body,) = filter(takes_rows_of_another_job, EXAMPLES)
     (op,) = body["interventions"]
-    rows = read_rows_of(op["from"], tuple(op["at"]["positions"]))
+    longest = Limits().custom_id_chars
+    rows = read_rows_of(op["from"], tuple(op["at"]["positions"]), custom_id_chars=longest)
     found = Vector("float32", (1, 8), np.ones(8, "<f4").tobytes())
     (spec,) = a_validator(tmp_path, captured={rows: found}).check([body])
     assert isinstance(spec, RequestSpec), spec

@@ -123,7 +123,7 @@ def test_a_broken_rule_and_a_late_lease_are_seen(scraped):
         if name == "tiller_invariant_violations" and value > 0
     }
     assert broken
-    assert found["tiller_accounts_stopped", ()] == 1
+    assert found["tiller_accounts_stopped", (("by", "ledger"),)] == 1
     assert found["tiller_lease_overdue_seconds", ()] >= 90
 
 

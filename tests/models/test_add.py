@@ -1,5 +1,6 @@
 """`models add`: whole or not at all, once a machine, and clear when it cannot."""
 
+import socket
 import subprocess
 import sys
 import zipfile
@@ -135,14 +136,23 @@ def test_a_folder_that_cannot_be_served_is_not_listed(tmp_path, capsys):
     assert not (data / "models.toml").exists()
 
 
+@pytest.mark.parametrize("there", [False, True])
+def test_a_folder_without_a_model_is_named(tmp_path, capsys, there):
+    folder, data = tmp_path / "mine", tmp_path / "data"
+    if there:
+        folder.mkdir()
+    assert main(["add", "mine", "--path", str(folder), "--data-dir", str(data)]) == 1
+    assert f"{folder / 'config.json'} cannot be read" in capsys.readouterr().err
+    assert not (data / "models.toml").exists()
+
+
 def test_an_unreachable_hub_gives_a_sentence(tmp_path, capsys, monkeypatch):
-    import huggingface_hub
-    from httpx import ConnectError
+    from huggingface_hub import constants
 
-    def unreachable(*_, **__):
-        raise ConnectError("no route")
-
-    monkeypatch.setattr(huggingface_hub.HfApi, "model_info", unreachable)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        closed = f"http://127.0.0.1:{server.getsockname()[1]}"
+    monkeypatch.setattr(constants, "ENDPOINT", closed)
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # the client itself must fail
     assert main(["add", "far", "--hub", "someone/far", "--data-dir", str(tmp_path)]) == 1
     said = capsys.readouterr().err
     assert "someone/far could not be fetched" in said

@@ -138,7 +138,7 @@ def test_a_silent_worker_is_gone_until_it_is_heard_again(database, builders) -> 
     silent, alive = builders.a_worker(), builders.a_worker()
     with database.transaction() as conn:
         conn.execute(
-            "UPDATE workers SET heartbeat_at = now() - interval '61 s' WHERE id = %s",
+            "UPDATE workers SET heartbeat_at = now() - interval '301 s' WHERE id = %s",
             [silent.worker_id],
         )
     assert steps.mark_dead_workers(database) == 1

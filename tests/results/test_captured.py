@@ -17,7 +17,7 @@ from app.jobs.states import RequestState
 from app.kit.db import Database
 from app.kit.ids import new_uuid
 from app.results import captured as captured_module
-from app.results.captured import CapturedRows
+from app.results.captured import CapturedLimits, CapturedRows
 from app.results.schema import row_group_rows
 from app.steering.spec import Capture, Reduce, Site
 from app.steering.vectors import Vector
@@ -63,11 +63,16 @@ class Study:
         return job
 
     def read(
-        self, account_id: UUID, *refs: RowsOf, bytes_max: int = 2**28
+        self,
+        account_id: UUID,
+        *refs: RowsOf,
+        bytes_max: int = 2**28,
+        jobs_max: int = 100,
+        is_job: bool = True,
     ) -> dict[RowsOf, Vector | str]:
         """Read references for an account."""
-        rows = CapturedRows(self.database, self.store, bytes_max=bytes_max)
-        return rows.read(account_id, refs)
+        limits = CapturedLimits(bytes_max, jobs_max, is_job=is_job)
+        return CapturedRows(self.database, self.store, limits).read(account_id, refs)
 
     def refused(self, job: Job, ref: RowsOf) -> str:
         """Read one reference that has no rows; give the reason."""
@@ -252,3 +257,34 @@ def test_more_rows_than_allowed_are_refused_before_they_are_read(study: Study) -
     with pytest.raises(InvalidRequestError) as refused:
         study.read(job.account_id, *refs, bytes_max=size - 1)
     assert refused.value.code == "captured_rows_too_large"
+    assert refused.value.param == "requests"
+    with pytest.raises(InvalidRequestError, match="this Completion") as alone:
+        study.read(job.account_id, *refs, bytes_max=size - 1, is_job=False)
+    assert alone.value.param == "interventions"
+    assert f"{size - 1} bytes" in alone.value.message
+
+
+def test_jobs_that_are_not_the_accounts_cost_one_look_and_its_own_are_counted(
+    study: Study, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = study.run([a_read(0, [STREAM])])
+    other = study.builders.a_job(account_id=job.account_id, specs=[a_read(0, []).work.spec])
+    looks = []
+    run = study.database.run
+
+    def counted(work: Any, **options: Any) -> Any:
+        looks.append(work)
+        return run(work, **options)
+
+    monkeypatch.setattr(study.database, "run", counted)
+    strange = [RowsOf(new_uuid(), 0, None, 1, Site.resid_post, (0,)) for _ in range(500)]
+    found = study.read(job.account_id, *strange, jobs_max=1)
+    assert all("this account has no Job" in str(found[ref]) for ref in strange)
+    assert len(looks) == 1
+    own = [ref_to(job, 0, 1, (0,)), ref_to(other, 0, 1, (0,))]
+    assert len(study.read(job.account_id, *own, *strange, jobs_max=2)) == 502
+    looks.clear()
+    with pytest.raises(InvalidRequestError, match="Rows of 2 Jobs") as refused:
+        study.read(job.account_id, *own, jobs_max=1)
+    assert refused.value.code == "too_many_captured_jobs"
+    assert len(looks) == 1

@@ -4,7 +4,6 @@ from pathlib import Path
 
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
-from pydantic_core import PydanticUndefined
 
 from app.catalog.models_file import ModelEntry
 from app.settings import Limits, Settings
@@ -18,9 +17,9 @@ PAGE = ROOT / "docs" / "settings.md"
 INTRODUCTION = """\
 # Settings
 
-Every setting is an environment variable, read once when a process starts. `tiller up` fills in
-what its children need, so on one machine none has to be set. An empty default means that the
-process does not start without it.
+Every setting is an environment variable, read once when a process starts. A process does not start
+without those that are *required*; `tiller up` fills them in for its children, so on one machine
+none has to be set. Where the default is empty, nothing is set, and the meaning says what that does.
 
 This page is written from the code by `python -m tests.rules.settings_page`; a test compares the
 two.
@@ -81,8 +80,10 @@ def _section(head: str, first: str, rows: list[str]) -> str:
 
 
 def _default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "*required*"
     value = field.default
-    if value is PydanticUndefined or value is None:
+    if value is None:
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"

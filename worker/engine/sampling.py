@@ -31,7 +31,7 @@ def to_params(
 
     With `stream`, outputs come as tokens are made and hold what is new; else one comes, whole.
     `carried` goes along in extra_args; it gains the temperature where vLLM would refuse it.
-    Raises ValueError (vLLM's own) for values that vLLM does not accept.
+    Raises VLLMClientError for values that vLLM does not accept.
     """
     temperature = sampling.temperature
     if temperature > _VLLM_TEMPERATURE_MAX:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import os
 import shutil
 import time
@@ -31,6 +32,7 @@ from worker.engine.captured import (
 from worker.engine.environment import (
     UnsupportedEngineError,
     check_compiling,
+    check_device,
     prepare_environment,
     vllm_version,
 )
@@ -52,6 +54,8 @@ if TYPE_CHECKING:
     from worker.engine.pieces import Made
     from worker.engine.served import ServedCore
     from worker.steering.region import CaptureRegion
+
+log = logging.getLogger(__name__)
 
 _FLAG_ERRORS = {
     Flag.unknown_vector: ("unknown_vector", "A steering vector is not known to the engine."),
@@ -142,6 +146,7 @@ class VllmEngine:
             max_num_seqs=config.max_num_seqs,
             site_widths=site_widths(core.config),
             n_heads=head_count(model),
+            urgent_seats=config.urgent_seats,
         )
 
     @classmethod
@@ -154,6 +159,7 @@ class VllmEngine:
         """
         prepare_environment(log_level=config.log_level, compile_cache=config.compile_cache)
         vllm_version()
+        check_device()
         if config.mode == "compiled":
             check_compiling(config.compile_cache)
         settings = EngineSettings(
@@ -341,18 +347,15 @@ class VllmEngine:
         except EngineDeadError as error:
             self._dead = error
             raise
-        except (VLLMClientError, ValueError) as error:
+        except VLLMClientError as error:
             return Errored("invalid_request", str(error))
-        except EngineGenerateError as error:
-            return Errored("engine_error", f"The engine failed on this request: {error}")
+        except (EngineGenerateError, ValueError, LookupError):
+            log.exception("the engine failed on a request")  # no fault of who asked
+            return Errored("engine_error", "The engine failed on this request.")
 
     def _carrier(self, stay: _Stay) -> Carrier:
         assert stay.ticket is not None
-        return Carrier(
-            ticket=stay.ticket,
-            ops=stay.ops,
-            reads=reads_of(stay.regions),
-        )
+        return Carrier(ticket=stay.ticket, ops=stay.ops, reads=reads_of(stay.regions))
 
     def _failed(self, stay: _Stay) -> Errored | None:
         return None if stay.ticket is None else _flagged(self._tickets.flags(stay.ticket))

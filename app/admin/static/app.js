@@ -76,23 +76,33 @@
     const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
     // 2 k, as the pages write it
     const short = (value) => compact.format(value).replace("K", "k").replace("B", "G").replace(/(\d)([kMGT])$/, "$1 $2");
-    const written = (value) => (value === null ? "–" : `${short(value)} ${data.unit}`);
     const clock = (seconds) => new Date(seconds * 1000).toLocaleTimeString([], { hour: "2-digit", minute: "2-digit", hour12: false });
+    // Above the chart: the value under the pointer, else the newest one.
+    const reading = element.querySelector("[data-reading]");
+    const newest = data.values.findLastIndex((value) => value !== null);
+    const read = (index) => {
+      const at = index ?? newest;
+      const value = data.values[at] ?? null;
+      const number = document.createElement("b");
+      number.textContent = value === null ? "–" : short(value);
+      reading.replaceChildren(`${data.label} `, number, ` ${data.unit}${at < 0 ? "" : ` at ${clock(data.times[at])}`}`);
+    };
     const chart = new window.uPlot(
       {
         width,
         height: 170,
         padding: [10, 8, 0, 0],
         cursor: { y: false, points: { size: 6 }, drag: { x: false, y: false } },
+        legend: { show: false },
+        hooks: { setCursor: [(self) => read(self.cursor.idx)] },
         scales: { y: { range: (_self, _low, high) => [0, high > 0 ? high * 1.12 : 1] } },
         axes: [
           { ...axis, size: 28, space: 70, values: (_self, splits) => splits.map(clock) },
           { ...axis, size: 52, space: 36, values: (_self, splits) => splits.map(short) },
         ],
         series: [
-          { label: "Time", value: (_self, value) => (value === null ? "–" : clock(value)) },
+          {},
           {
-            label: data.label,
             stroke: colour("--accent"),
             fill: `color-mix(in srgb, ${colour("--accent")} 14%, transparent)`,
             width: 1.6,
@@ -108,7 +118,6 @@
                 return [...values.keys()].filter((at) => isLone(values[at], at));
               },
             },
-            value: (_self, value) => written(value),
           },
         ],
       },
@@ -116,9 +125,16 @@
       plot,
     );
     charts.set(plot, chart);
+    read(null);
   };
   const drawAll = (scope = document) => {
     for (const element of scope.querySelectorAll("[data-chart]")) draw(element);
+  };
+
+  // Why a stream ended, where the page itself does not show it.
+  const ENDS = {
+    "logged out": "You are logged out; nothing here moves any more. Load the page again to log in and go on.",
+    gone: "What this page shows is not there any more.",
   };
 
   // Browsers allow six connections to a host, over all tabs: a hidden tab gives its own back, and
@@ -128,6 +144,7 @@
       this.url = url;
       this.listeners = [];
       this.source = null;
+      this.reason = "";
       this.isOver = false;
       this.follow = () => {
         if (document.hidden) this.leave();
@@ -143,6 +160,9 @@
 
     open() {
       this.source = new EventSource(this.url);
+      this.source.addEventListener("end", (event) => {
+        this.reason = event.data;
+      });
       for (const [name, listener] of this.listeners) this.source.addEventListener(name, listener);
       this.source.onopen = (event) => this.onopen?.(event);
       this.source.onerror = (event) => {
@@ -176,30 +196,68 @@
 
   // Live regions: a person who reads or holds the focus in a region is not disturbed, and
   // everything that moves can be paused. The server sends what changes, once: the newest text that
-  // a region was not given is kept for the moment when the region is free.
+  // a region was not given is kept for the moment when the region is free, and the page says so.
   let paused = false;
+  let lost = false;
   const missed = new Map();
-  const isHeld = (region) => {
+  const isInUse = (region) => {
     const selection = document.getSelection();
-    const selecting = selection && !selection.isCollapsed && region.contains(selection.anchorNode);
+    if (selection && !selection.isCollapsed && region.contains(selection.anchorNode)) return true;
+    // Something is opened or written in it.
+    if (region.querySelector("details[open]")) return true;
+    const fields = [...region.querySelectorAll("input, textarea")];
+    if (fields.some((field) => field.value !== field.defaultValue)) return true;
     const focused = document.activeElement;
-    // A click anywhere on a table that scrolls gives it the focus; that alone holds nothing back.
-    const focusing = region.contains(focused) && !focused.matches(".table");
-    return paused || focusing || selecting;
+    if (!region.contains(focused) || focused.matches(".table")) return false;
+    // What a click leaves behind on a link holds nothing back: the focus is given back to it.
+    return !focused.matches("a[href]") || focused.matches(":focus-visible");
   };
-  // What a person did to the tables of a region: how far they are scrolled, which has the focus.
+  const isHeld = (region) => paused || isInUse(region);
+  const showLive = () => {
+    const name = paused ? "Paused" : lost ? "Not live" : missed.size > 0 ? "Held while in use" : "Live";
+    for (const button of document.querySelectorAll("[data-live]")) {
+      button.dataset.live = paused ? "paused" : "on";
+      button.setAttribute("aria-pressed", String(paused));
+      button.querySelector("[data-live-name]").textContent = name;
+    }
+  };
+  // What a person did to a region: how far its tables are scrolled, what in it has the focus.
   const tables = (region) => [...region.querySelectorAll(".table")];
-  const placesOf = (region) =>
-    tables(region).map((table) => [table.scrollLeft, table === document.activeElement]);
-  const restore = (region, places) => {
+  const linksTo = (region, href) =>
+    [...region.querySelectorAll("a[href]")].filter((link) => link.getAttribute("href") === href);
+  const placesOf = (region) => {
+    const focused = document.activeElement;
+    const href = region.contains(focused) ? focused.getAttribute("href") : null;
+    return {
+      lefts: tables(region).map((table) => table.scrollLeft),
+      table: tables(region).indexOf(focused),
+      href,
+      // Rows may lead to the same place.
+      turn: linksTo(region, href).indexOf(focused),
+    };
+  };
+  const restore = (region, { lefts, table, href, turn }) => {
     openTables();
-    tables(region).forEach((table, index) => {
-      const [left, hadFocus] = places[index] ?? [0, false];
-      table.scrollLeft = left;
-      if (hadFocus) table.focus({ preventScroll: true });
+    tables(region).forEach((each, index) => {
+      each.scrollLeft = lefts[index] ?? 0;
     });
+    const focused = href === null ? tables(region)[table] : linksTo(region, href)[turn];
+    focused?.focus({ preventScroll: true, focusVisible: false });
   };
   const places = new WeakMap();
+  // What a region has to say aloud lies outside of it: a status line that is put in anew would be
+  // read out each time, whether or not it says something else.
+  const announce = (region) => {
+    const text = region.querySelector("[data-says]")?.dataset.says;
+    const line = document.querySelector("[data-announce]");
+    if (text && line && line.textContent !== text) line.textContent = text;
+  };
+  const renewed = (region, kept) => {
+    restore(region, kept);
+    announce(region);
+    drawAll(region);
+    refreshTimes();
+  };
   const catchUp = () => {
     for (const [region, text] of missed) {
       if (region.isConnected && isHeld(region)) continue;
@@ -207,14 +265,13 @@
       if (!region.isConnected) continue;
       const kept = placesOf(region);
       window.htmx.swap(region, text, { swapStyle: "innerHTML", swapDelay: 0, settleDelay: 0 });
-      restore(region, kept);
-      drawAll(region);
-      refreshTimes();
+      renewed(region, kept);
     }
+    showLive();
   };
   const say = (text) => {
     for (const line of document.querySelectorAll("[data-connection]")) {
-      line.textContent = text;
+      if (line.textContent !== text) line.textContent = text;
       line.hidden = text === "";
     }
   };
@@ -227,20 +284,26 @@
     }
     event.preventDefault();
     missed.set(event.target, event.detail.data);
+    showLive();
   });
   document.addEventListener("htmx:sseMessage", (event) => {
-    restore(event.target, places.get(event.target) ?? []);
-    drawAll(event.target);
-    refreshTimes();
+    const kept = places.get(event.target);
+    if (kept) renewed(event.target, kept);
   });
-  document.addEventListener("htmx:sseOpen", () => say(""));
+  document.addEventListener("htmx:sseOpen", () => {
+    lost = false;
+    say("");
+    showLive();
+  });
   document.addEventListener("htmx:sseError", () => {
+    lost = true;
+    showLive();
     say("The live connection is lost; numbers may be old. It is tried again by itself.");
   });
   document.addEventListener("htmx:sseClose", (event) => {
     if (event.detail.type !== "message") return;
     paused = false; // the button goes away, and the last texts are still to be shown
-    say(event.target.dataset.endSays ?? "");
+    say(ENDS[event.detail.source.reason] ?? "");
     for (const element of document.querySelectorAll("[data-live], [data-while-live]")) element.hidden = true;
   });
   document.addEventListener("htmx:afterSwap", (event) => {
@@ -262,9 +325,6 @@
     const live = event.target.closest("[data-live]");
     if (live) {
       paused = !paused;
-      live.dataset.live = paused ? "paused" : "on";
-      live.setAttribute("aria-pressed", String(paused));
-      live.querySelector("[data-live-name]").textContent = paused ? "Paused" : "Live";
       catchUp();
     }
   });
@@ -285,6 +345,9 @@
 
   // A table that is wider than its panel scrolls in it; the keyboard must be able to do that too.
   const openTables = () => {
+    for (const table of document.querySelectorAll(".table")) {
+      table.classList.toggle("scrolls", table.scrollWidth > table.clientWidth);
+    }
     for (const table of document.querySelectorAll(".table:not([tabindex])")) {
       if (table.scrollWidth <= table.clientWidth) continue;
       table.tabIndex = 0;

@@ -31,7 +31,7 @@ def test_an_empty_service_says_so_in_words(dashboard: Dashboard, path):
         f"{NO_JOB}/requests",
         f"{NO_JOB}/requests/0",
         "/admin/jobs/job_12",
-        "/admin/live?job=job_" + "0" * 32,
+        "/admin/live?page=job&job=job_" + "0" * 32,
         "/admin/nothing",
     ],
 )

@@ -3,9 +3,12 @@
 from datetime import UTC, datetime, timedelta
 
 import pytest
+from pydantic import BaseModel
 
 from app.admin import filters
+from app.admin.audit_pages import AuditEntry
 from app.admin.steering_words import captures_in_words, sampling_in_words, steering_in_words
+from app.admin.system_reads import shown_settings
 from app.completions.spec import RequestSpec, Sampling
 from app.steering.spec import FOREVER, Capture, Intervention, Op, Reduce, Site
 
@@ -41,7 +44,7 @@ def test_a_duration_has_two_units_at_most(seconds, text):
         (3_400_000, "3.4 M"),
         (999_499_999, "999 M"),
         (999_999_943_309, "1 T"),
-        (-999_999_999, "-1 G"),
+        (-999_999_999, "\u22121 G"),
         (2e12, "2 T"),
     ],
 )
@@ -103,6 +106,7 @@ def words(*items: Intervention) -> list[str]:
     ("item", "text"),
     [
         (steer(scale=4.0), "Adds 4 \u00d7 sv_abababab\u2026 at Layer 2, all positions."),
+        (steer(scale=-1e-5), "Adds \u22121e-05 \u00d7 sv_"),
         (
             steer(scale=0.5, norm_match=True, summed=True),
             "Steering vector: adds 0.5 \u00d7 the norm along sv_abababab\u2026 at Layer 2, all",
@@ -113,7 +117,7 @@ def words(*items: Intervention) -> list[str]:
         (steer(positions=(1, 2, 5)), "positions 1\u20132, 5."),
         (steer(op=Op.orthogonal, coeff=0.0), "Removes the direction sv_abababab\u2026"),
         (steer(op=Op.orthogonal, coeff=0.3), "Scales the direction sv_abababab\u2026 by 0.3"),
-        (steer(op=Op.cap, low=-1.0, high=2.0), "between -1 and 2"),
+        (steer(op=Op.cap, low=-1.0, high=2.0), "between \u22121 and 2"),
         (steer(op=Op.cap, high=2.0), "at 2 or below"),
         (steer(op=Op.replace), "Replaces by sv_abababab\u2026"),
         (steer(site=Site.z, heads=(0, 3)), "at Layer 2, z, heads 0, 3, all positions."),
@@ -136,3 +140,38 @@ def test_captures_and_sampling_are_told_in_words():
         "probe: mlp_out at Layers 1\u20132 before the interventions, norm of each row."
     ]
     assert sampling_in_words(spec.sampling) == "at most 5 tokens, temperature 0, seed 3"
+
+
+class Shown(BaseModel):
+    body_bytes: int = 134_217_728
+    name_chars: int = 200
+    wait_seconds: float = 3600.0
+    lease_seconds: float = 30.0
+    creates_per_minute: int = 600
+    requests_max: int = 200_000
+    port: int = 8400
+
+
+def test_a_setting_is_shown_with_the_unit_of_its_name():
+    assert {setting.name: setting.value for setting in shown_settings(Shown())} == {
+        "body_bytes": "134,217,728 bytes (128 MiB)",
+        "name_chars": "200 characters",
+        "wait_seconds": "3,600 s (1 h)",
+        "lease_seconds": "30 s",
+        "creates_per_minute": "600 a minute",
+        "requests_max": "200,000",
+        "port": "8400",
+    }
+
+
+def test_a_run_of_the_invariants_is_told_in_words():
+    entry = AuditEntry(
+        id=1, at=NOW, key_id=None, session_id=None, name="olga", role="operator", target="",
+        action="invariants.run", before=None, address=None,
+        after={"true": 26, "broken": 0, "unfinished": 0},
+    )  # fmt: skip
+    assert entry.changes == [
+        ("rules that hold", None, "26"),
+        ("rules broken", None, "0"),
+        ("rules not finished", None, "0"),
+    ]
