@@ -50,11 +50,6 @@ COUNT = """
     for i = 1, #KEYS do held[i] = redis.call('XLEN', KEYS[i]) end
     return held
 """
-END = """
-    redis.call('XADD', KEYS[1], 'MAXLEN', ARGV[2], '*', 'number', ARGV[3], 'pieces', ARGV[4])
-    redis.call('EXPIRE', KEYS[1], ARGV[1])
-    return redis.call('XLEN', KEYS[1])
-"""
 END = "redis.call('XADD', KEYS[1], '*', 'end', '1'); redis.call('EXPIRE', KEYS[1], ARGV[1])"
 BROKER_ERRORS = (RedisError, OSError)
 
