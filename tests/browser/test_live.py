@@ -160,6 +160,22 @@ def test_a_click_on_a_row_holds_nothing_back_and_scrolling_stays(
     wait_for(lambda: table.evaluate(kept), "the table as it was left")
 
 
+def test_a_click_is_not_lost_to_a_region_that_is_renewed_meanwhile(
+    watched: Watched, scene: Scene
+) -> None:
+    page = watched.page
+    page.goto("/admin/jobs?q=sweep")
+    settle(page)
+    link = page.locator(f"[sse-swap=jobs] {ROW}").get_by_role("link").first
+    address = link.get_attribute("href")
+    assert address
+    link.hover()
+    page.mouse.down()
+    expect(page.locator("[data-live]")).to_contain_text("Held while in use")
+    page.mouse.up()
+    expect(page).to_have_url(scene.base + address)
+
+
 def test_a_hidden_tab_gives_its_connection_back(watched: Watched, scene: Scene) -> None:
     page, place = watched.page, watched.page.locator("[sse-swap=state]")
     page.goto(scene.path("/admin/jobs/{running}"))

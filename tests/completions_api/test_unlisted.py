@@ -120,7 +120,8 @@ def test_it_steers_reads_and_echoes_as_a_listed_model_does(real, spent):
 
 
 STREAMED = {
-    "plain": {"max_tokens": 6, "ignore_eos": True},
+    # Long enough that it cannot all be gathered while one round trip to Redis runs.
+    "plain": {"max_tokens": 48, "ignore_eos": True},
     "several choices": {
         "prompt": ["w17 w40", "w93"],
         "n": 2,

@@ -200,7 +200,18 @@
   let paused = false;
   let lost = false;
   const missed = new Map();
+  // Between pressing and letting go: what is replaced meanwhile is never clicked.
+  let pressed = null;
+  document.addEventListener("pointerdown", (event) => {
+    pressed = event.target;
+  }, true);
+  for (const name of ["pointerup", "pointercancel"]) {
+    document.addEventListener(name, () => window.setTimeout(() => {
+      pressed = null;
+    }), true);
+  }
   const isInUse = (region) => {
+    if (region.contains(pressed)) return true;
     const selection = document.getSelection();
     if (selection && !selection.isCollapsed && region.contains(selection.anchorNode)) return true;
     // Something is opened or written in it.
