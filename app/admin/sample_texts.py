@@ -218,14 +218,18 @@ def _counterparts(
         SELECT request_index, custom_id, spec FROM (
             SELECT request_index, custom_id, spec,
                 sum(pg_column_size(spec)) OVER (ORDER BY request_index) AS size
-            FROM requests
-            WHERE job_id = %s AND request_index = ANY(%s) AND state = 'succeeded'
+            -- One by one: for a list of places Postgres may read the whole Job and choose then.
+            FROM unnest(%s::integer[]) AS sought (place) CROSS JOIN LATERAL (
+                SELECT request_index, custom_id, spec, state FROM requests
+                WHERE job_id = %s AND request_index = sought.place LIMIT 1
+            ) AS found
+            WHERE state = 'succeeded'
         ) AS looked_at
         WHERE size <= %s AND spec -> 'prompt_token_ids' = ANY(%s::jsonb[])
         """,
         [
-            job_id,
             places,
+            job_id,
             SPEC_CHARS_MAX,
             [Jsonb(list(item.spec.prompt_token_ids)) for item in sought],
         ],
