@@ -149,7 +149,8 @@ def _cells(conn: Conn, job: Job) -> list[Cell]:
                 AND request_index >= cells.first_index AND request_index < cells.end_index
         ) AS has_errors,
             -- Only what ended after the stop is looked at, and nearly all of that was stopped.
-            CASE WHEN last_ended_at >= %(stopped_at)s::timestamptz AND EXISTS (
+            -- Never null: what follows a null in an AND is looked at as well.
+            CASE WHEN coalesce(last_ended_at >= %(stopped_at)s::timestamptz, false) AND EXISTS (
                 SELECT 1 FROM requests WHERE requests.job_id = %(job)s AND state = %(stop)s::text
                     AND request_index >= cells.first_index AND request_index < cells.end_index
             ) THEN %(stop)s::text END AS stopped
