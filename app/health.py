@@ -24,7 +24,7 @@ from app.kit.openapi import COUNT, ERROR, STRING, answer, closed, documented
 from app.kit.question import Question
 from app.kit.request_id import request_id_of
 from app.queue import Waker
-from app.storage import StoreProbe
+from app.storage import ObjectStore
 
 log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"])
@@ -86,8 +86,9 @@ def part_questions(app: FastAPI, look: Callable[[Conn], object]) -> dict[str, Qu
         return database.run(look, attempts=1)
 
     def store() -> bool:
-        probe: StoreProbe = state.store_probe
-        return probe.answers()
+        objects: ObjectStore = state.store
+        objects.check()
+        return True
 
     def redis() -> bool:
         waker: Waker = state.waker

@@ -50,7 +50,7 @@ from app.results import endpoints as results_endpoints
 from app.results import openapi as results_openapi
 from app.results.captured import CapturedLimits, CapturedRows
 from app.settings import Settings
-from app.storage import StoreError, StoreProbe, open_store
+from app.storage import StoreError, open_store
 from app.vectors import endpoints as vectors_endpoints
 from app.vectors import openapi as vectors_openapi
 
@@ -120,7 +120,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         links=settings.download_links,
         link_endpoint=settings.download_endpoint,
     )
-    app.state.store_probe = StoreProbe(app.state.store)
     app.state.waker = Waker(settings.redis_url)
     app.state.database = Database(settings.database_url, size_max=settings.database_connections)
     app.state.desk = Desk(

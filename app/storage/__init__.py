@@ -2,14 +2,12 @@
 
 from obstore.exceptions import BaseError as StoreError
 
-from app.storage.probe import StoreProbe
 from app.storage.store import ObjectMeta, ObjectStore, job_folder, job_key, open_store
 
 __all__ = [
     "ObjectMeta",
     "ObjectStore",
     "StoreError",
-    "StoreProbe",
     "job_folder",
     "job_key",
     "open_store",

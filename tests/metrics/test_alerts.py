@@ -16,7 +16,6 @@ from app.jobs.workers import worker_gone, worker_proved
 from app.kit.ids import new_uuid, public_id
 from app.main import create_app
 from app.reconcile.steps import audit, mark_dead_workers
-from app.storage import StoreProbe
 from tests.admin.people import dashboard, running_dashboard
 from tests.fixtures.api import settings_for
 from tests.fixtures.away import store_away
@@ -212,7 +211,7 @@ def test_a_part_that_is_away_raises_its_alert(
 ) -> None:
     seen = {part: away(part, watched, tmp_path) for part in ("postgres", "redis")}
     parts = watched.dashboard.app.state._state  # the attributes themselves cannot be put back
-    monkeypatch.setitem(parts, "store_probe", StoreProbe(store_away))
+    monkeypatch.setitem(parts, "store", store_away)
     seen["object_store"] = watched.samples()
     seen["api"] = {("up", frozenset({("job", "tiller")})): 0.0}
     names = {"postgres": "Postgres", "redis": "Redis", "object_store": "Store", "api": "Api"}

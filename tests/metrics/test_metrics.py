@@ -10,7 +10,6 @@ from prometheus_client.parser import text_string_to_metric_families
 from app.main import create_app
 from app.reconcile.samples import take_sample
 from app.reconcile.steps import audit
-from app.storage import StoreProbe
 from tests.fixtures.api import Api, a_key, settings_for
 from tests.fixtures.away import store_away
 
@@ -99,7 +98,7 @@ def test_jobs_queues_tokens_and_invariants_are_told(scraped):
 
 def test_a_store_that_is_away_is_told(scraped, store_away):
     api, scrape = scraped
-    api.client.app.state.store_probe = StoreProbe(store_away)
+    api.client.app.state.store = store_away
     assert scrape()["tiller_part_up", (("part", "object_store"),)] == 0
     assert api.client.get("/readyz").json()["checks"]["object_store"] == "down"
 

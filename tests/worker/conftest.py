@@ -17,7 +17,6 @@ from app.storage import ObjectStore, open_store
 from tests.faults.stub_engine import StubEngine
 from tests.fixtures.builders import Builders
 from worker.drain import Drain
-from worker.engine.protocol import Group
 from worker.engine.vectors import VectorCache
 from worker.heartbeat import Heartbeat, Speedometer
 from worker.outcomes import Outcome
@@ -30,25 +29,30 @@ ROOM = 8
 
 
 class HeldEngine(StubEngine):
-    """Answers nothing before `release`; knows how many requests it had at once."""
+    """Answers nothing before `release`; knows what it has, in the order in which it came."""
 
     def __init__(self) -> None:
         super().__init__(seconds_per_request=0)
         self.gate = asyncio.Event()
         self.present = asyncio.Event()  # the gate of those that run now
-        self.running = 0
+        self.begun: list[str] = []
+        self.inside: list[str] = []
         self.most = 0
 
-    async def run(
-        self, key: str, spec: RequestSpec, *, salt: str, group: Group | None = None
-    ) -> Outcome:
-        self.running += 1
+    @property
+    def running(self) -> int:
+        """Count the requests that it has now."""
+        return len(self.inside)
+
+    async def run(self, key: str, spec: RequestSpec, **options: Any) -> Outcome:
+        self.begun.append(key)
+        self.inside.append(key)
         self.most = max(self.most, self.running)
         try:
             await self._wait()
-            return await super().run(key, spec, salt=salt, group=group)
+            return await super().run(key, spec, **options)
         finally:
-            self.running -= 1
+            self.inside.remove(key)
 
     async def _wait(self) -> None:
         gates = [asyncio.create_task(each.wait()) for each in (self.gate, self.present)]

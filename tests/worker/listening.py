@@ -6,52 +6,20 @@ from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from uuid import UUID
 
-from app.completions.line import Bell, Line
+from app.completions.line import PREFIX, Bell, Line
 from app.completions.records import store_completion
 from app.completions.spec import RequestSpec
 from app.kit.db import Database
 from app.kit.ids import new_uuid
-from tests.faults.stub_engine import StubEngine
 from tests.fixtures.builders import Builders
+from tests.worker.conftest import HeldEngine
 from worker.completions import CompletionListener
-from worker.engine.protocol import Group, Piece
 from worker.engine.vectors import VectorCache
 from worker.heartbeat import Speedometer
-from worker.outcomes import Outcome
 from worker.stopping import Stopping
 from worker.vectors import VectorShelf
 
 WAIT_SECONDS = 10.0
-
-
-class HeldEngine(StubEngine):
-    """Answers nothing before it is let; knows what it has, in the order in which it came."""
-
-    def __init__(self) -> None:
-        super().__init__(seconds_per_request=0)
-        self.gate = asyncio.Event()
-        self.begun: list[str] = []
-        self.inside: list[str] = []
-
-    async def run(
-        self,
-        key: str,
-        spec: RequestSpec,
-        *,
-        salt: str,
-        group: Group | None = None,
-        urgent: bool = False,
-        on_piece: Callable[[Piece], None] | None = None,
-    ) -> Outcome:
-        self.begun.append(key)
-        self.inside.append(key)
-        try:
-            await self.gate.wait()
-            return await super().run(
-                key, spec, salt=salt, group=group, urgent=urgent, on_piece=on_piece
-            )
-        finally:
-            self.inside.remove(key)
 
 
 class Listening:
@@ -84,6 +52,8 @@ class Listening:
                 stream=stream,
             )
         self.line.open_reader(completion_id)
+        # Its client waits however slow the machine is; the API would say so again and again.
+        self.line._redis.persist(f"{PREFIX}reader:{completion_id.hex}")
         self.line.put("tiny", completion_id)
         return completion_id
 

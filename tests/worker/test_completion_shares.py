@@ -69,9 +69,12 @@ def test_one_that_waits_for_its_turn_can_be_cancelled(database, redis_url, build
         account = builders.an_account(balance=10_000)
         listed = request(logprobs=99, n=3)
         async with listening(database, redis_url, builders, tmp_path) as at:
-            first, second, third = (at.send(account, listed) for _ in range(3))
+            # One after another: what is sent together is claimed in any order.
+            first = at.send(account, listed)
             await until(lambda: at.of(first) == 3, "the first to run")
+            second = at.send(account, listed)
             await until(lambda: at.state(second) == "running", "the second to be taken")
+            third = at.send(account, listed)
             await at.bell.leave(second)
             await until(lambda: at.state(second) == "cancelled", "its end")
             at.engine.gate.set()
