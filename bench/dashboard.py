@@ -40,6 +40,7 @@ from tests.fixtures.tiny_model import write_tiny_model
 FIGURE = "dashboard.page_ms_max"
 BUDGET_MS = 300
 LARGE_JOB = 200_000  # the most that one Job may have
+LONG_JOB = 60_000  # of small shards, and it runs
 SHARD = 512
 ERRORED_EACH = 500
 PLAN_ROWS_MAX = 60_000  # what the slowest bounded walk may touch: 20,000 requests, thrice
@@ -58,7 +59,8 @@ CREATE FUNCTION pg_temp.spec_of(k integer) RETURNS jsonb LANGUAGE sql IMMUTABLE 
 JOBS = """
 CREATE TEMP TABLE made AS
 SELECT gen_random_uuid() AS id, k, (k <= %(open)s) AS is_open,
-    CASE WHEN k = 1 THEN %(large)s ELSE %(size)s END AS total,
+    CASE k WHEN 1 THEN %(large)s WHEN 2 THEN %(long)s ELSE %(size)s END AS total,
+    CASE k WHEN 2 THEN 16 ELSE %(shard)s END AS shard_size,
     CASE WHEN k = 1 THEN %(large)s / %(each)s WHEN k %% 25 = 0 THEN 2 ELSE 0 END AS errored
 FROM generate_series(1, %(jobs)s) AS k
 """
@@ -96,9 +98,17 @@ WHERE k > %(first)s AND k <= %(last)s
 
 INSERT_SHARDS = """
 INSERT INTO shards (job_id, first_index, end_index, state, attempt, finished_at)
-SELECT id, i, least(i + %(shard)s, total), CASE WHEN is_open THEN 'pending' ELSE 'done' END,
+SELECT id, i, least(i + shard_size, total), CASE WHEN is_open THEN 'pending' ELSE 'done' END,
     CASE WHEN is_open THEN 0 ELSE 1 END, CASE WHEN NOT is_open THEN now() END
-FROM made CROSS JOIN LATERAL generate_series(0, total - 1, %(shard)s) AS i
+FROM made CROSS JOIN LATERAL generate_series(0, total - 1, shard_size) AS i
+"""
+
+# Somewhere in the long Job two shards are leased, far from each other.
+LEASE_SHARDS = """
+UPDATE shards SET state = 'leased', attempt = 1, lease_token = nextval('lease_tokens'),
+    worker_id = (SELECT id FROM workers LIMIT 1), leased_at = now(),
+    lease_expires_at = now() + interval '1 hour'
+WHERE job_id = (SELECT id FROM made WHERE k = 2) AND first_index IN (16000, 40000)
 """
 
 INSERT_PARTS = """
@@ -176,19 +186,21 @@ FROM generate_series(1, 2000) AS k;
 def fill(conn: psycopg.Connection[Any], jobs: int, requests: int) -> dict[str, UUID]:
     """Make everything; give the ids of a large, a running and an ordinary Job."""
     large = min(LARGE_JOB, requests // 4)
-    size = max((requests - large) // (jobs - 1), 2)
+    size = max((requests - large - LONG_JOB) // (jobs - 2), 2)
     names = {"jobs": jobs, "open": 0, "large": large, "size": size, "each": ERRORED_EACH}
+    names |= {"long": LONG_JOB, "shard": SHARD}
     conn.execute(SPEC_FUNCTION)
     conn.execute(JOBS, names)
     conn.execute("UPDATE made SET is_open = true, errored = 0 WHERE k BETWEEN 2 AND 9")
     conn.execute(INSERT_JOBS, {"accounts": OWNERS})
     for first in range(0, jobs, 500):
         conn.execute(INSERT_REQUESTS, {"first": first, "last": first + 500})
-    conn.execute(INSERT_SHARDS, {"shard": SHARD})
+    conn.execute(INSERT_SHARDS)
     conn.execute(INSERT_PARTS)
     for statement in OTHERS.replace("%%", "%").split(";\n"):
         if statement.strip():
             conn.execute(statement)
+    conn.execute(LEASE_SHARDS)
     rows = conn.execute("SELECT k, id FROM made WHERE k IN (1, 2, 50) ORDER BY k").fetchall()
     return dict(zip(("large", "running", "ordinary"), (row[1] for row in rows), strict=True))
 
@@ -254,6 +266,7 @@ def pages(ids: Mapping[str, UUID], account: UUID) -> dict[str, str]:
             f"{name} Job, errored requests": f"{path}/requests?status=errored",
             f"{name} Job, cancelled requests": f"{path}/requests?status=cancelled",
             f"{name} Job, waiting requests": f"{path}/requests?status=pending",
+            f"{name} Job, running requests": f"{path}/requests?status=running",
             f"{name} Job, one custom_id": f"{path}/requests?custom_id=c-7",
             f"{name} Job, one request": f"{path}/requests/7",
         }
@@ -348,7 +361,8 @@ def measure(options: argparse.Namespace, folder: Path) -> tuple[dict[str, float]
         with psycopg.connect(service.postgres.url, autocommit=True) as conn:
             ids = fill(conn, options.jobs, options.requests)
             fill_account(conn, key, ids["large"], options)
-            conn.execute("VACUUM ANALYZE")
+            if options.statistics:
+                conn.execute("VACUUM ANALYZE")
             row = conn.execute("SELECT count(*) FROM requests").fetchone()
         assert row is not None
         total = row[0]
@@ -411,11 +425,17 @@ def main() -> None:
     parser.add_argument("--completions", type=int, default=300_000)
     parser.add_argument("--accounts", type=int, default=100_000)
     parser.add_argument("--looks", type=int, default=15)
+    parser.add_argument(
+        "--no-statistics",
+        dest="statistics",
+        action="store_false",
+        help="measure the first minutes of a new database: nothing is analyzed; writes no result",
+    )
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="tiller-dashboard-") as folder:
         figures, lines = measure(options, Path(folder))
     print("\n".join(lines))
-    if options.requests >= 1_000_000:
+    if options.requests >= 1_000_000 and options.statistics:
         save("dashboard", "Pages of the dashboard in a full database", figures, lines)
     worst = figures[FIGURE]
     print(f"{FIGURE} = {worst} (budget {BUDGET_MS})")

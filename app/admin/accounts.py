@@ -76,7 +76,7 @@ def show_accounts(request: Request, database: DatabaseDep) -> HTMLResponse:
         moves = stands_still(f"{PATH}/accounts")
     else:
         moves = live_at("accounts")
-    context = database.run(lambda conn: _read_list(conn, name, stopped=stopped, after=cursor))
+    context = database.read(lambda conn: _read_list(conn, name, stopped=stopped, after=cursor))
     return render(request, "accounts.html", **context, **moves, form_token=uuid4())
 
 
@@ -126,7 +126,7 @@ def show_account(account: str, request: Request, database: DatabaseDep) -> HTMLR
     """Show one account: tokens, open Holds, keys, the newest entries."""
     account_id = account_id_of(account)
     before = key_id_of(request.query_params.get("keys_before"))
-    context = database.run(lambda conn: _read_account(conn, account_id, before))
+    context = database.read(lambda conn: _read_account(conn, account_id, before))
     if context is None:
         raise no_account(account)
     here = f"{PATH}/accounts/{account}"
@@ -171,7 +171,7 @@ def show_ledger(account: str, request: Request, database: DatabaseDep) -> HTMLRe
     account_id = account_id_of(account)
     grants_only = request.query_params.get("kind") == "grants"
     before = entry_id_of(request.query_params.get("before"))
-    context = database.run(
+    context = database.read(
         lambda conn: _read_ledger(conn, account_id, grants_only=grants_only, before=before)
     )
     if context is None:
@@ -218,7 +218,7 @@ def ask_tokens(
     """Show what a grant or a reversal would do, and ask for it once more."""
     account_id = account_id_of(account)
     kind, amount, note = _tokens(form)
-    row = database.run(lambda conn: read_account(conn, account_id))
+    row = database.read(lambda conn: read_account(conn, account_id))
     if row is None:
         raise no_account(account)
     if kind == "reversal":

@@ -110,7 +110,7 @@ def show_audit_log(request: Request, database: DatabaseDep) -> HTMLResponse:
     return render(
         request,
         "audit.html",
-        **database.run(lambda conn: _read(conn, asked, before)),
+        **database.read(lambda conn: _read(conn, asked, before)),
         **(live_at("audit", **query) if before is None else still),
         actions=list(ACTIONS.items()),
     )

@@ -68,7 +68,7 @@ def show_job(
 ) -> HTMLResponse:
     """Show a Job as it is now."""
     number = job_id_of(job_id)
-    page = database.run(lambda conn: read_job_page(conn, number))
+    page = database.read(lambda conn: read_job_page(conn, number))
     if page is None:
         raise missing_job(job_id)
     return render(
@@ -132,7 +132,7 @@ def show_samples(
         indices = [item.index for pair in pairs for item in pair if item is not None]
         return job, pairs, parts_of(conn, number, indices)
 
-    job, pairs, parts = database.run(read)
+    job, pairs, parts = database.read(read)
     samples = read_samples(store, number, pairs, parts)
     answer = partial if request.headers.get("hx-request") == "true" else render
     template = "_samples.html" if answer is partial else "samples.html"
@@ -151,7 +151,7 @@ def show_files(request: Request, job_id: str, database: DatabaseDep) -> HTMLResp
             raise missing_job(job_id)
         return job, list_files(conn, number, limit=FILES_PAGE + 1, after=after)
 
-    job, files = database.run(read)
+    job, files = database.read(read)
     more = len(files) > FILES_PAGE
     return render(
         request,
@@ -175,7 +175,7 @@ def download(
 ) -> Response:
     """Answer with a file of a Job, or with a link to it that ends soon."""
     number = job_id_of(job_id)
-    file = database.run(lambda conn: find_file(conn, number, path))
+    file = database.read(lambda conn: find_file(conn, number, path))
     if file is None:
         msg = f"Job {job_id} has no file {path[:200]!r}; its page lists those it has."
         raise NotFoundError(msg, param="path")

@@ -55,7 +55,7 @@ def show_jobs(request: Request, database: DatabaseDep, catalog: CatalogDep) -> R
         return RedirectResponse(f"{PATH}/jobs/{asked['q']}", 303)
     search = _search(asked)
     after = _place(request.query_params.get("after"))
-    page = database.run(lambda conn: list_jobs(conn, search, after=after))
+    page = database.read(lambda conn: list_jobs(conn, search, after=after))
     query = _query(asked)
     return render(
         request,

@@ -101,7 +101,7 @@ class Streams:
             name: item for name, item in self.looks.items() if item[0] > now or not item[1].done()
         }
         if page.key not in self.looks:
-            task = asyncio.create_task(self.call(lambda: database.run(page.read)))
+            task = asyncio.create_task(self.call(lambda: database.read(page.read)))
             self.looks[page.key] = (now + max(SHARED_SECONDS, page.fresh_seconds), task)
         return await asyncio.shield(self.looks[page.key][1])
 

@@ -29,7 +29,7 @@ def show_models(
     settings: SettingsDep,
 ) -> HTMLResponse:
     """Show every model that this installation knows."""
-    context = database.run(lambda conn: _read(conn, catalog, settings))
+    context = database.read(lambda conn: _read(conn, catalog, settings))
     return render(request, "models.html", **context, **live_at("models"))
 
 

@@ -52,7 +52,7 @@ class Attention:
 @router.get("")
 def show_overview(request: Request, database: DatabaseDep) -> HTMLResponse:
     """Show the overview."""
-    context = overview_context(database.run(read_overview))
+    context = overview_context(database.read(read_overview))
     return render(request, "overview.html", **context, **live_at("overview"))
 
 

@@ -182,14 +182,19 @@ def _indices(
 ) -> list[int]:
     """Find the first indices in (start, end] of this state, one more than a page holds."""
     if state is RequestState.running or state is RequestState.pending:
+        # The limit keeps the shards first: joined freely, a new Job without statistics had every
+        # shard searched for each of its requests.
         rows = conn.execute(
             """
-            SELECT request_index FROM shards JOIN requests ON requests.job_id = shards.job_id
-                AND request_index >= first_index AND request_index < end_index
+            SELECT request_index FROM shards, LATERAL (
+                SELECT request_index FROM requests
+                WHERE requests.job_id = %(job)s AND requests.state = 'pending'
+                    AND request_index >= first_index AND request_index < end_index
+                    AND request_index > %(start)s AND request_index <= %(end)s
+                ORDER BY request_index LIMIT %(limit)s
+            ) AS theirs
             WHERE shards.job_id = %(job)s AND shards.state = %(shard)s
-                AND requests.job_id = %(job)s AND requests.state = 'pending'
                 AND end_index > %(start)s AND first_index <= %(end)s
-                AND request_index > %(start)s AND request_index <= %(end)s
             ORDER BY first_index, request_index LIMIT %(limit)s
             """,
             {

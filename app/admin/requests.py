@@ -44,7 +44,7 @@ def show_requests(request: Request, job_id: str, database: DatabaseDep) -> HTMLR
     number = job_id_of(job_id)
     asked = _asked(request)
     after = _after(request.query_params.get("after"))
-    context = database.run(lambda conn: _read(conn, number, asked, after))
+    context = database.read(lambda conn: _read(conn, number, asked, after))
     if context is None:
         raise missing_job(job_id)
     if is_over(context):
@@ -131,7 +131,7 @@ def show_request(
         parts = parts_of(conn, number, [place]) if view and place is not None else []
         return job, view, parts
 
-    job, view, parts = database.run(read)
+    job, view, parts = database.read(read)
     if view is None or place is None:
         msg = (
             f"Job {job_id} has no request {index[:40]!r}; requests are numbered 0, 1, 2, … without "

@@ -37,7 +37,7 @@ def show_system(request: Request, database: DatabaseDep, settings: SettingsDep) 
         request,
         "system.html",
         versions=own_versions(),
-        **database.run(_read),
+        **database.read(_read),
         **live_at("system"),
         settings=shown_settings(settings),
         limits=shown_settings(settings.limits),

@@ -33,7 +33,7 @@ def show_workers(request: Request, database: DatabaseDep) -> HTMLResponse:
     return render(
         request,
         "workers.html",
-        **database.run(_read),
+        **database.read(_read),
         **live_at("workers"),
         said=SAID.get(request.query_params.get("said", "")),
     )

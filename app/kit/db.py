@@ -39,7 +39,8 @@ class Database:
     """A pool of connections to one Postgres database.
 
     Use `transaction()` where a caller can report the failure at once, `run()` where the work may
-    be repeated as a whole (every write of worker and reconciler is safe to repeat).
+    be repeated as a whole (every write of worker and reconciler is safe to repeat), `read()` where
+    several statements together say how something stands.
     """
 
     def __init__(self, url: str, *, size_max: int = 8, wait_seconds: float = 10.0) -> None:
@@ -87,6 +88,18 @@ class Database:
                     raise
                 time.sleep(random.uniform(0.05, 0.2) * 2**attempt)  # noqa: S311 (jitter, no secret)
         raise AssertionError
+
+    def read(self, work: Callable[[Conn], T]) -> T:
+        """Run `work`, which only reads, on one snapshot: all its statements see the same moment.
+
+        Retried as `run` is; a statement that writes raises ReadOnlySqlTransaction.
+        """
+
+        def of_one_moment(conn: Conn) -> T:
+            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+            return work(conn)
+
+        return self.run(of_one_moment)
 
 
 def session_settings() -> dict[str, Any]:

@@ -174,13 +174,17 @@ def _hold_known(conn: Conn, account_id: UUID, digests: list[bytes]) -> set[bytes
 
 
 def _insert(conn: Conn, account_id: UUID, vectors: list[Vector]) -> None:
+    """Insert vectors; one that somebody stored meanwhile is held as if it had been known.
+
+    DO NOTHING would leave such a row unlocked, and a deletion could come before the link to it.
+    """
     conn.execute(
         """
         INSERT INTO vectors (account_id, digest, dtype, shape, data)
         SELECT %(account_id)s, digest, dtype, shape::integer[], data
         FROM unnest(%(digests)s::bytea[], %(dtypes)s::text[], %(shapes)s::text[], %(data)b::bytea[])
             AS vector (digest, dtype, shape, data)
-        ON CONFLICT DO NOTHING
+        ON CONFLICT (account_id, digest) DO UPDATE SET dtype = vectors.dtype
         """,
         {
             "account_id": account_id,

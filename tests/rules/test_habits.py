@@ -54,6 +54,20 @@ def test_no_statement_is_sent_in_parts(source):
         assert name.rsplit(".", 1)[-1] not in PIPELINES, f"{source.name}:{call.lineno} {name}"
 
 
+# What a page shows belongs together: the counts of a Job, and the requests that they count.
+@pytest.mark.parametrize("source", sources("app/admin"), ids=lambda source: source.name)
+def test_a_page_of_the_dashboard_is_read_at_one_moment(source):
+    for node in ast.walk(source.tree):
+        if isinstance(node, ast.FunctionDef) and any(
+            ast.unparse(each).startswith("router.get(") for each in node.decorator_list
+        ):
+            for call in (each for each in ast.walk(node) if isinstance(each, ast.Call)):
+                name = ast.unparse(call.func)
+                assert name not in ("database.run", "database.transaction"), (
+                    f"{source.name}:{call.lineno} {name}: use database.read"
+                )
+
+
 # Migrations may repeat a statement for names of their own; no value from outside reaches them.
 @pytest.mark.parametrize("source", sources("app", "worker"), ids=lambda source: source.name)
 def test_sql_is_literal_text(source):

@@ -12,7 +12,8 @@ import pytest
 from app.errors import ConflictError
 from app.kit.db import Conn, Database
 from app.steering.vectors import link_vectors, store_vectors
-from app.vectors.stored import delete_stored
+from app.vectors.stored import delete_stored, store_upload
+from app.vectors.upload import Upload
 from tests.checker import check_everything
 from tests.fixtures.api import Api
 from tests.fixtures.builders import insert_job
@@ -131,6 +132,34 @@ def test_a_job_with_the_name_is_refused_and_nothing_of_it_is_stored(api: Api) ->
     assert name in error["message"]
     assert api.numbers() == {**before, "vectors": 0}
     check_everything(api.database)
+
+
+def test_numbers_that_somebody_else_stores_at_the_same_time_are_held_for_the_job(
+    database: Database, builders: Any
+) -> None:
+    account, vector = builders.an_account(), a_vector()
+    job = builders.a_job(account_id=account)
+    stored, deletion_waits = threading.Event(), threading.Event()
+
+    def store_and_link(conn: Conn) -> None:
+        store_vectors(conn, account, [vector])
+        stored.set()
+        assert deletion_waits.wait(20)
+        link_vectors(conn, account, job.id, [vector.name])
+
+    with database.transaction() as uploading:
+        store_upload(uploading, account, Upload(vector))
+        storing = begin(lambda: database.run(store_and_link, attempts=1))
+        wait_for_a_lock(database)  # for the upload, which is first and now commits
+    assert stored.wait(20)
+    deletion = begin(lambda: database.run(lambda conn: delete_stored(conn, account, vector.name)))
+    wait_for_a_lock(database)
+    deletion_waits.set()
+    storing.result(20)
+    with pytest.raises(ConflictError) as refused:
+        deletion.result(20)
+    assert refused.value.code == "vector_in_use"
+    check_everything(database)
 
 
 def test_any_order_of_uploads_deletions_and_jobs_leaves_every_job_its_vector(api: Api) -> None:

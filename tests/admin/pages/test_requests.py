@@ -8,6 +8,7 @@ from app.admin import request_reads
 from app.admin.request_reads import RequestFilter, list_page
 from app.jobs.claims import finish_shard
 from app.jobs.states import RequestState
+from app.kit.db import Conn
 from app.kit.ids import public_id
 from tests.admin.people import Dashboard
 from tests.fixtures.builders import Builders, errored, succeeded
@@ -71,6 +72,52 @@ def test_a_state_is_found_in_bounded_looks(
         else:
             pytest.fail("the walk does not end")
     assert found == indices
+
+
+def test_what_ends_while_a_list_is_read_is_in_it_as_it_was(dashboard: Dashboard, monkeypatch):
+    database, read_rows = dashboard.database, request_reads._rows
+    builders = Builders(database)
+    made = builders.a_job(requests=40, shard_size=20)
+    shard = builders.a_lease()
+    ended: list[bool] = []
+
+    def end_the_shard_and_read(*asked):
+        with database.transaction() as other:
+            ended.append(finish_shard(other, shard, succeeded(range(20)), named_part(shard)))
+        return read_rows(*asked)
+
+    monkeypatch.setattr(request_reads, "_rows", end_the_shard_and_read)
+    path = f"/admin/jobs/{public_id('job', made.id)}/requests?status=running"
+    text = dashboard.browser("read-only").get(path).text
+    assert ended == [True]
+    assert list(map(int, INDEX.findall(text))) == list(range(20))
+    assert "20 running" in text
+    assert "badge good" not in text
+
+
+@pytest.mark.parametrize("state", list(RequestState))
+def test_a_list_of_a_new_job_does_not_search_every_shard_for_every_request(
+    dashboard: Dashboard, state: RequestState
+):
+    builders = Builders(dashboard.database)
+    made = builders.a_job(requests=1500, shard_size=1)  # the tables have no statistics yet
+    builders.a_lease()
+    with dashboard.database.transaction() as conn:
+        before = shards_read(conn)
+        list_page(conn, made.id, RequestFilter(state), total=1500)
+        assert shards_read(conn) - before <= 3 * 1500  # the first one, the walk, the rows shown
+
+
+def shards_read(conn: Conn) -> int:
+    """Count how many rows of shards this session has read since its last report."""
+    row = conn.execute(
+        """
+        SELECT coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0) AS rows
+        FROM pg_stat_xact_user_tables WHERE relname = 'shards'
+        """
+    ).fetchone()
+    assert row is not None
+    return int(row["rows"])
 
 
 def test_a_code_leads_to_its_requests_with_their_messages(dashboard: Dashboard, job):
