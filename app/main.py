@@ -45,6 +45,7 @@ from app.kit.request_id import RequestIdMiddleware
 from app.kit.traffic import TrafficMiddleware
 from app.ledger import endpoints as ledger_endpoints
 from app.ledger import openapi as ledger_openapi
+from app.query import refuse_odd_query
 from app.queue import Waker
 from app.results import endpoints as results_endpoints
 from app.results import openapi as results_openapi
@@ -93,7 +94,7 @@ def create_app(settings: Settings) -> FastAPI:
     app.state.settings = settings
     health.prepare_readiness(app)
     for router in ROUTERS:
-        app.include_router(router, dependencies=[Depends(_refuse_nul)], responses=FAILURES)
+        app.include_router(router, dependencies=[Depends(refuse_odd_query)], responses=FAILURES)
     describe(app, SCHEMAS)
     # Added last is outermost: every answer has an id, a 413 too.
     app.add_middleware(BodyLimitMiddleware, bytes_max=settings.limits.body_bytes)
@@ -147,18 +148,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         app.state.rates.close()
         app.state.database.close()
         app.state.waker.close()
-
-
-async def _refuse_nul(request: Request) -> None:
-    """Refuse U+0000 in a query: no text in Postgres can hold it.
-
-    Not in a thread: /healthz and the like must not wait for one.
-    """
-    for name, value in request.query_params.multi_items():
-        if "\0" in name + value:
-            shown = name.replace("\0", "\\0")
-            msg = f"{shown} holds the character U+0000, which is not allowed; leave it out."
-            raise InvalidRequestError(msg, param=shown)
 
 
 async def _answer_api_error(request: Request, error: Any) -> Response:

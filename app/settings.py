@@ -7,7 +7,7 @@ here; docs/settings.md lists all of them and a test compares the two.
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 
@@ -193,6 +193,31 @@ class Settings(BaseSettings):
     )
     default_expires_seconds: int = Field(7 * 86400, description="Life of a Job unless it says so.")
     limits: Limits = Limits()
+
+
+class ChoreSettings(BaseSettings):
+    """What an operator's commands on accounts and keys need to know."""
+
+    model_config = SettingsConfigDict(env_prefix="TILLER_", frozen=True, extra="ignore")
+
+    database_url: str = Field(description="postgresql://… of the one truth.")
+    key_pepper: SecretStr = Field(
+        min_length=16, description="Secret mixed into the digests of API keys."
+    )
+
+
+def settings_in_words(error: ValidationError) -> str:
+    """Say which variables are missing or wrong, without what they hold: that may be secret."""
+    missing, wrong = [], []
+    for fault in error.errors(include_input=False, include_url=False):
+        name = "TILLER_" + "__".join(map(str, fault["loc"])).upper()
+        if fault["type"] == "missing":
+            missing.append(name)
+        else:
+            wrong.append(f"{name}: {fault['msg']}.")
+    if missing:
+        wrong.insert(0, f"{', '.join(missing)} {'is' if len(missing) == 1 else 'are'} not set.")
+    return " ".join(wrong) + " docs/settings.md has every variable."
 
 
 def load_settings(**overrides: Any) -> Settings:

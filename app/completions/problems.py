@@ -1,10 +1,10 @@
 """What is wrong with a request: values, not exceptions, so that all of them can be told at once."""
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import orjson
 
@@ -13,6 +13,44 @@ SHOWN_CHARS_MAX = 80
 UNKNOWN_FIELDS_MAX = 50  # looking for a near name costs about 10 microseconds
 # No field has a name so long. The search for near ones takes memory and time by the square.
 NEAR_CHARS_MAX = 64
+# What other services and libraries call a field of ours.
+OTHER_NAMES: Final[Mapping[str, tuple[str, ...]]] = {
+    "activation": ("activations",),
+    "alpha": ("scale",),
+    "capture": ("captures",),
+    "coefficient": ("scale",),
+    "direction": ("activations",),
+    "input": ("prompt",),
+    "inputs": ("prompt", "requests"),
+    "input_ids": ("prompt",),
+    "items": ("requests",),
+    "layer": ("layer_indices", "layers"),
+    "layers": ("layer_indices", "layer"),
+    "max_completion_tokens": ("max_tokens",),
+    "max_length": ("max_tokens",),
+    "max_new_tokens": ("max_tokens",),
+    "messages": ("prompt",),
+    "multiplier": ("scale",),
+    "num_return_sequences": ("n",),
+    "position": ("position_indices", "positions"),
+    "positions": ("position_indices", "at"),
+    "prompt_token_ids": ("prompt",),
+    "prompts": ("prompt", "requests"),
+    "shared": ("defaults",),
+    "spans": ("position_spans", "at"),
+    "steer": ("apply_steering_vectors",),
+    "steering": ("apply_steering_vectors",),
+    "steering_vectors": ("apply_steering_vectors",),
+    "stop_sequences": ("stop",),
+    "strength": ("scale",),
+    "text": ("prompt",),
+    "tokens": ("prompt",),
+    "top_logprobs": ("logprobs",),
+    "vector": ("apply_steering_vectors",),
+    "vectors": ("activations", "apply_steering_vectors"),
+    "weight": ("scale",),
+}
+CHAT = " A conversation has to be written out as text, as the model's chat template does it."
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +74,12 @@ def shown(value: object) -> str:
 
 def unknown_field(name: str, known: Iterable[str], *, of: str) -> str:
     """Say that `of` has no field of this name, and which one may have been meant."""
-    near: list[str] = []
-    if len(name) <= NEAR_CHARS_MAX:
-        near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.7)
+    names = list(known)
+    near = [other for other in OTHER_NAMES.get(name, ()) if other in names]
+    if not near and len(name) <= NEAR_CHARS_MAX:
+        near = difflib.get_close_matches(name, names, n=1, cutoff=0.7)
     hint = f" Did you mean {near[0]!r}?" if near else " Leave it out."
-    return f"{of} has no field {name[:100]!r}.{hint}"
+    return f"{of} has no field {name[:100]!r}.{hint}{CHAT if name == 'messages' else ''}"
 
 
 def unknown_fields(sent: Iterable[str], known: frozenset[str], *, of: str) -> list[Problem]:

@@ -11,12 +11,11 @@ from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any, Final, Literal
 
-import psycopg
 from psycopg import errors as pg
 from psycopg.types.json import Jsonb
 
 from app.jobs.invariants import INVARIANTS
-from app.kit.db import Conn, Database
+from app.kit.db import Conn, Database, take_snapshot
 from app.ledger.invariants import Invariant, Violation, find_violations
 
 SHOWN_MAX: Final = 20  # violations of one rule that a run keeps; the log has up to a hundred
@@ -59,20 +58,12 @@ class AuditRun:
 def snapshot(database: Database, *, statement_seconds: float) -> Iterator[Conn]:
     """Give a read-only transaction that sees one instant; each statement may take so long."""
     with database.transaction() as conn:
-        conn.isolation_level = psycopg.IsolationLevel.REPEATABLE_READ
-        conn.read_only = True
-        try:
-            conn.execute(
-                "SELECT set_config('statement_timeout', %s, true)",
-                [f"{round(1000 * statement_seconds)}ms"],
-            )
-            yield conn
-            conn.rollback()
-        finally:
-            if conn.info.transaction_status != psycopg.pq.TransactionStatus.IDLE:
-                conn.rollback()
-            conn.isolation_level = None
-            conn.read_only = None
+        take_snapshot(conn)
+        conn.execute(
+            "SELECT set_config('statement_timeout', %s, true)",
+            [f"{round(1000 * statement_seconds)}ms"],
+        )
+        yield conn
 
 
 def claim_run(conn: Conn) -> bool:

@@ -95,11 +95,16 @@ class Database:
         Retried as `run` is; a statement that writes raises ReadOnlySqlTransaction.
         """
 
-        def of_one_moment(conn: Conn) -> T:
-            conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
+        def at_one_moment(conn: Conn) -> T:
+            take_snapshot(conn)
             return work(conn)
 
-        return self.run(of_one_moment)
+        return self.run(at_one_moment)
+
+
+def take_snapshot(conn: Conn) -> None:
+    """Let a transaction that has just begun see one moment in all its statements, and only read."""
+    conn.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
 
 
 def session_settings() -> dict[str, Any]:

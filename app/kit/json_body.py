@@ -96,7 +96,7 @@ def _read(body: bytes, depth_max: int) -> dict[str, Any]:
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as error:
-        msg = f"The body is not valid JSON: {_one_line(str(error))}."
+        msg = f"The body is not valid JSON: {_one_line(str(error))}.{_hint(error)}"
         raise InvalidRequestError(msg, code="bad_json") from None
     if not isinstance(value, dict):
         msg = f"The body is {_kind(value)}. Send a JSON object."
@@ -169,6 +169,13 @@ def _strings(value: object) -> Iterator[str]:
 def _kind(value: object) -> str:
     kinds = {list: "a list", str: "a string", bool: "true or false", type(None): "null"}
     return kinds.get(type(value), "a number")
+
+
+def _hint(error: orjson.JSONDecodeError) -> str:
+    """Say what to do about what other writers of JSON let through."""
+    there = error.doc[error.pos : error.pos + 3].lower()
+    is_odd = there in ("nan", "inf")
+    return " JSON has no NaN and no Infinity: send finite numbers." if is_odd else ""
 
 
 def _one_line(text: str) -> str:

@@ -166,11 +166,25 @@ class EmbeddedPostgres:
 
     def _url(self, database: str) -> str:
         assert self._socket_folder is not None, "start() comes first"
-        return f"postgresql://{USER}@/{database}?host={quote(str(self._socket_folder), safe='')}"
+        return _socket_url(self._socket_folder, database)
 
     def _log_tail(self) -> str:
         log = self.folder / "postgres.log"
         return log.read_text(errors="replace")[-2000:] if log.exists() else ""
+
+
+def url_of_running(folder: Path) -> str | None:
+    """Give the address of the server that another process runs on `folder`; None without one."""
+    try:
+        lines = (folder / "data" / "postmaster.pid").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return None
+    # The fifth line is the folder of its socket; until the server listens, it is not there.
+    return _socket_url(Path(lines[4]), DATABASE) if len(lines) > 4 and lines[4] else None
+
+
+def _socket_url(folder: Path, database: str) -> str:
+    return f"postgresql://{USER}@/{database}?host={quote(str(folder), safe='')}"
 
 
 class _Account:

@@ -23,7 +23,6 @@ from app.vectors.safetensors_file import is_safetensors, read_safetensors
 
 JSON_FIELDS: Final = frozenset({"name", "activations", "metadata"})
 FORM_FIELDS: Final = frozenset({"name", "file", "tensor", "metadata"})
-QUERY_FIELDS: Final = frozenset({"name", "tensor"})
 JSON_TYPE: Final = "application/json"
 FORM_TYPE: Final = "multipart/form-data"
 FILE_TYPES: Final = ("application/octet-stream", "application/x-npy", "application/vnd.safetensors")
@@ -49,10 +48,6 @@ def read_upload(
     body: bytes, content_type: str | None, query: Mapping[str, str], limits: Limits
 ) -> Upload:
     """Read and judge a body. Raises InvalidRequestError naming the field that is wrong."""
-    for field in query:
-        if field not in QUERY_FIELDS:
-            msg = unknown_field(field, QUERY_FIELDS, of="This route's query")
-            raise InvalidRequestError(msg, param=field[:200])
     kind = _media_type(content_type)
     if kind == JSON_TYPE:
         upload = _of_json(body, query, limits)

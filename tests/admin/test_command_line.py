@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -89,6 +90,88 @@ def test_a_key_of_an_account_leaves_a_row_and_its_secret_is_not_in_it(
     assert made["key"][:12] in page
 
 
-def test_a_key_of_no_account_leaves_nothing(dashboard: Dashboard, run: Run) -> None:
-    assert main(["create-key", "--account", "nobody", "--name", "x"]) == 1
+Said = pytest.CaptureFixture[str]
+
+
+@pytest.mark.parametrize("account", ["nobody", f"acct_{7:032x}"])
+@pytest.mark.usefixtures("run")
+def test_a_key_of_no_account_leaves_nothing(
+    dashboard: Dashboard, capsys: Said, account: str
+) -> None:
+    assert main(["create-key", "--account", account, "--name", "x"]) == 1
+    assert f"there is no account {account!r}" in capsys.readouterr().err
     assert acts(dashboard) == []
+
+
+def test_an_account_is_not_made_twice(dashboard: Dashboard, run: Run, capsys: Said) -> None:
+    made = run("create-account", "--name", "a lab", "--grant", "5")["account"]
+    before = acts(dashboard)
+    assert main(["create-account", "--name", "a lab", "--grant", "5"]) == 1
+    said = capsys.readouterr().err
+    assert made in said
+    assert "create-key --account 'a lab'" in said
+    assert acts(dashboard) == before
+    assert dashboard.number("SELECT count(*) FROM accounts WHERE name = 'a lab'") == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--name", "x", "--scope", "foo"], "there are admin, completions, jobs:read"),
+        (["--name", "x", "--grant", "-5"], "a whole number of tokens"),
+        (["--name", "x", "--grant", "1e6"], "a whole number of tokens"),
+        (["--name", " "], "1 to 200 characters"),
+        (["--name", "x" * 201], "1 to 200 characters"),
+    ],
+)
+@pytest.mark.usefixtures("run")
+def test_what_makes_no_sense_is_refused_in_a_sentence(
+    dashboard: Dashboard, capsys: Said, words: list[str], said: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["create-account", *words])
+    assert ended.value.code == 2
+    assert said in capsys.readouterr().err
+    assert acts(dashboard) == []
+
+
+COMMANDS = [
+    ["create-account", "--name", "x"],
+    ["create-key", "--account", "x", "--name", "x"],
+    ["create-admin", "--name", "x"],
+    ["verify"],
+    ["serve"],
+    ["reconcile"],
+    ["migrate"],
+]
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=lambda words: words[0])
+def test_a_variable_that_is_missing_is_named_without_a_traceback(
+    monkeypatch: pytest.MonkeyPatch, capsys: Said, words: list[str]
+) -> None:
+    for name in ("DATABASE_URL", "REDIS_URL", "OBJECT_STORE", "MODELS_FILE", "KEY_PEPPER"):
+        monkeypatch.delenv(f"TILLER_{name}", raising=False)
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert "TILLER_DATABASE_URL" in said
+    assert "not set" in said
+    assert said.count("\n") == 1
+
+
+def test_what_a_wrong_variable_holds_is_not_printed(
+    monkeypatch: pytest.MonkeyPatch, capsys: Said
+) -> None:
+    monkeypatch.setenv("TILLER_DATABASE_URL", "postgresql://nowhere/x")
+    monkeypatch.setenv("TILLER_KEY_PEPPER", "short secret")
+    assert main(["create-admin", "--name", "x"]) == 1
+    said = capsys.readouterr().err
+    assert "TILLER_KEY_PEPPER: " in said
+    assert "16" in said
+    assert "short secret" not in said
+
+
+def test_a_folder_in_which_nothing_runs_is_named(tmp_path: Path, capsys: Said) -> None:
+    for words in COMMANDS[:4]:
+        assert main([*words, "--data-dir", str(tmp_path)]) == 1
+        assert f"no service runs in {tmp_path}" in capsys.readouterr().err

@@ -1,5 +1,6 @@
-"""The API fixture."""
+"""The API fixtures."""
 
+from tests.corpus.conftest import shared_api
 from tests.fixtures.api import api
 
-__all__ = ["api"]
+__all__ = ["api", "shared_api"]

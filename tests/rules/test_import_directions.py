@@ -12,7 +12,7 @@ LAYERS: tuple[tuple[str, ...], ...] = (
     ("jobs",),
     ("results", "vectors"),
     ("files", "batches", "webhooks", "experiments", "reconcile", "admin"),
-    ("main", "health", "metrics", "check", "verify"),
+    ("main", "health", "metrics", "query", "check", "verify"),
     ("stack",),
     ("__main__",),
 )

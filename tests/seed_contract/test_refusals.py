@@ -172,6 +172,9 @@ def test_a_read_of_layers_that_are_not_there_is_refused(
         ("max_token", "max_tokens"),
         ("temprature", "temperature"),
         ("top_logprobs", "logprobs"),
+        ("max_completion_tokens", "max_tokens"),
+        ("messages", "prompt"),
+        ("steering_vectors", STEERING),
     ],
 )
 def test_a_near_miss_of_a_field_is_named(

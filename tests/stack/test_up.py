@@ -12,6 +12,7 @@ import time
 import httpx
 import pytest
 
+from app.__main__ import main
 from tests.stack.waiting import wait_for
 
 
@@ -77,6 +78,18 @@ def test_a_part_that_is_killed_comes_back(long_running_stack, part, words):
     old.kill()
     wait_for(lambda: (new := stack.find(words)) and new.pid != old.pid, f"a new {part}")
     wait_for(lambda: _is_ready(stack), "a stack that is ready again")
+
+
+def test_chores_find_the_service_by_its_folder(long_running_stack, capsys):
+    stack = long_running_stack
+    folder = ["--data-dir", str(stack.data_dir)]
+    assert main(["create-account", "--name", "lab", "--grant", "1234", *folder]) == 0
+    key = json.loads(capsys.readouterr().out)["api_key"]
+    address = json.loads((stack.data_dir / "credentials.json").read_text())["api_base"]
+    answer = httpx.get(f"{address}/usage", headers={"authorization": f"Bearer {key}"})
+    assert answer.json()["balance"] == 1234
+    assert main(["verify", *folder]) == 0
+    assert "0 faults found" in capsys.readouterr().out
 
 
 def test_killing_the_supervisor_ends_everything_and_the_data_survives(start_stack, data_dir):
