@@ -5,8 +5,9 @@
     job = client.wait(job["id"], on_progress=print)
     folder = client.download(job["id"], f"results/{job['id']}")
 
-Answers are the service's JSON as plain dictionaries. Creating a Job sends an Idempotency-Key, so
-a repeated try after a lost answer never makes a second Job.
+Answers are the service's JSON as plain dictionaries. A call whose answer is lost is tried again, a
+few times; creating a Job sends an Idempotency-Key, the same with every try, so no second Job comes
+of it.
 """
 
 import hashlib
@@ -27,6 +28,7 @@ from tiller.tensors import encode
 TERMINAL = frozenset({"completed", "failed", "cancelled", "expired"})
 TRIES_MAX = 5
 RETRIED_STATUS = frozenset({408, 429, 500, 502, 503, 504})
+REFUSED_STATUS = frozenset({409, 429})  # of those that are retried: nothing was done
 
 Json = dict[str, Any]
 
@@ -69,14 +71,22 @@ class Client:
         self._http.close()
 
     def create_job(
-        self, *, model: str, requests: Sequence[Mapping[str, Any]], **fields: Any
+        self,
+        *,
+        model: str,
+        requests: Sequence[Mapping[str, Any]],
+        idempotency_key: str | None = None,
+        **fields: Any,
     ) -> Json:
         """Submit a Job; `fields` are the Job's others (defaults, name, metadata, …).
 
-        Arrays of numpy and torch may stand where lists of numbers do. Raises ApiError: 400 names
-        every wrong request, 402 says how many tokens are missing.
+        Arrays of numpy and torch may stand where lists of numbers do. Every call has a fresh
+        `idempotency_key` unless told; with one of yours the same call may be made again, by
+        another process too, and gives the same Job. Raises ApiError: 400 names every wrong
+        request, 402 says how many tokens are missing, 422 that the key came with another body.
         """
-        return self._create("jobs", {"model": model, "requests": list(requests), **fields})
+        body = {"model": model, "requests": list(requests), **fields}
+        return self._create("jobs", body, idempotency_key)
 
     def get_job(self, job_id: str, *, wait: int | None = None) -> Json:
         """Read a Job; with `wait`, answer at its next change or after so many seconds."""
@@ -135,8 +145,12 @@ class Client:
         return self._pages("steering_vectors", filters)
 
     def delete_vector(self, vector_id: str) -> None:
-        """Delete a stored vector; Jobs that were submitted with it keep its numbers."""
-        self._json("DELETE", f"steering_vectors/{vector_id}")
+        """Delete a stored vector; results of Jobs that used it stay.
+
+        Raises ApiError: 409 (code `vector_in_use`) while an unfinished Job uses the vector, 404
+        when there is none. A 404 after a try whose answer was lost is no error: it is deleted.
+        """
+        self._json("DELETE", f"steering_vectors/{vector_id}", gone_is_done=True)
 
     def tokenize(self, *, model: str, prompt: Any, **fields: Any) -> Json:
         """Show a prompt as its tokens, at the positions that interventions and captures mean."""
@@ -200,8 +214,13 @@ class Client:
             raise ChecksumError(msg)
         partial.replace(path)
 
-    def _create(self, path: str, body: Json) -> Json:
-        return self._json("POST", path, body, headers={"idempotency-key": str(uuid.uuid4())})
+    def _create(self, path: str, body: Json, key: str | None = None) -> Json:
+        if key is None:
+            key = str(uuid.uuid4())
+        elif not (key and key.isascii() and key.isprintable()):
+            msg = f"idempotency_key must be printable ASCII characters, not {key!r}."
+            raise ValueError(msg)
+        return self._json("POST", path, body, headers={"idempotency-key": key})
 
     def _pages(self, path: str, filters: Mapping[str, Any]) -> Iterator[Json]:
         after: str | None = None
@@ -221,9 +240,15 @@ class Client:
         *,
         headers: Mapping[str, str] | None = None,
         params: Mapping[str, Any] | None = None,
+        gone_is_done: bool = False,
     ) -> Json:
+        """Send until there is an answer to keep, TRIES_MAX times at most.
+
+        With `gone_is_done`, 404 is good after a try that may have worked unseen.
+        """
         content = None if body is None else to_json(body)
         sent = {"content-type": "application/json"} if content else {}
+        is_unsure = False
         for attempt in range(1, TRIES_MAX + 1):
             try:
                 answer = self._http.request(
@@ -236,16 +261,31 @@ class Client:
             except httpx.TransportError:
                 if attempt == TRIES_MAX:
                     raise
+                is_unsure = True
                 time.sleep(0.5 * 2**attempt)
                 continue
-            if answer.status_code in RETRIED_STATUS and attempt < TRIES_MAX:
+            if _may_change(answer) and attempt < TRIES_MAX:
+                is_unsure = is_unsure or answer.status_code not in REFUSED_STATUS
                 time.sleep(float(answer.headers.get("retry-after", 0.5 * 2**attempt)))
                 continue
+            if answer.status_code == 404 and gone_is_done and is_unsure:
+                return {}
             if answer.is_error:
                 raise _api_error(answer)
             data: Json = answer.json() if answer.content else {}
             return data
         raise AssertionError
+
+
+def _may_change(answer: httpx.Response) -> bool:
+    """Say whether the same request may have another answer soon.
+
+    A 409 says so by retry-after: an earlier try with the same key is still being worked on, or a
+    Job that uses the vector is being stored.
+    """
+    if answer.status_code == 409:
+        return "retry-after" in answer.headers
+    return answer.status_code in RETRIED_STATUS
 
 
 def _api_error(answer: httpx.Response) -> ApiError:

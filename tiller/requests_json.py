@@ -1,18 +1,42 @@
-"""What a program holds, as the JSON of a request: arrays become lists, NaN is refused here."""
+"""What a program holds, as the JSON of a request: arrays become lists, NaN is refused here.
+
+The text is UTF-8 without escapes or spaces: the service limits a body by its bytes.
+"""
 
 import json
-from typing import Any
+from typing import Any, Final
+
+# What json says of a value that it refuses, and what is said to the caller.
+_WRONG: Final = {
+    "Out of range float": "A number of the request is NaN or infinite, which JSON cannot hold",
+    "Circular reference": "A list or dictionary of the request contains itself",
+}
 
 
 def to_json(body: Any) -> bytes:
     """Write a request's body; arrays and numbers of numpy and torch are written as lists.
 
-    Raises ValueError for a number that is not finite, TypeError for what no JSON can hold.
+    Raises ValueError for a number that is not finite, for a text with a lone surrogate and for a
+    list or dictionary that contains itself, TypeError for what no JSON can hold.
     """
     try:
-        return json.dumps(body, default=_plain, allow_nan=False).encode()
+        text = json.dumps(
+            body, default=_plain, allow_nan=False, ensure_ascii=False, separators=(",", ":")
+        )
     except ValueError as error:
-        msg = f"A number of the request is NaN or infinite, which JSON cannot hold ({error})."
+        for beginning, meaning in _WRONG.items():
+            if str(error).startswith(beginning):
+                msg = f"{meaning} ({error})."
+                raise ValueError(msg) from error
+        raise
+    try:
+        return text.encode()
+    except UnicodeEncodeError as error:
+        before = text[max(0, error.start - 40) : error.start]
+        msg = (
+            f"A text of the request has the lone surrogate U+{ord(text[error.start]):04X}, half of "
+            f"a character, which UTF-8 cannot hold; it stands after {before!r}."
+        )
         raise ValueError(msg) from error
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+DIMENSIONS_MAX: Final = 3  # layers, positions, hidden
 BYTES_MAX: Final = 1024**3  # what decode takes unless told otherwise, as wide as on the wire
 _ZSTD_MAGIC: Final = b"\x28\xb5\x2f\xfd"
 # What dtype and original_dtype say together, and the bytes of a number.
@@ -26,10 +27,10 @@ def encode(
 ) -> dict[str, Any]:
     """Encode an array for `activations` of a Steering vector or a stored vector.
 
-    `rows`, an array or a tensor of torch, is [layers, hidden] or [layers, positions, hidden]
-    ([hidden] for a stored vector). bfloat16 takes half the bytes and rounds to the nearest, ties
-    to even. Raises ValueError for another shape, for no numbers, and for one that is not finite
-    in `dtype`.
+    `rows`, an array, a tensor of torch or a list of either, is [layers, hidden] or [layers,
+    positions, hidden] ([hidden] for a stored vector). bfloat16 takes half the bytes and rounds to
+    the nearest, ties to even. Raises ValueError for another shape, for no numbers, and for one
+    that is not finite in `dtype`.
     """
     if dtype not in ("float32", "bfloat16"):
         msg = f"dtype must be 'float32' or 'bfloat16', not {dtype!r}."
@@ -38,7 +39,7 @@ def encode(
     with np.errstate(over="ignore"):
         array = np.ascontiguousarray(rows, dtype="<f4")
     # ascontiguousarray makes a list of a single number.
-    if not 1 <= np.ndim(rows) <= 3 or not array.size:
+    if not 1 <= np.ndim(rows) <= DIMENSIONS_MAX or not array.size:
         msg = (
             f"The array has the shape {list(np.shape(rows))}; it must be [layers, hidden] or "
             "[layers, positions, hidden], all at least 1. For one vector send [vector]."
@@ -90,9 +91,22 @@ def decode(tensor: Mapping[str, Any], *, bytes_max: int = BYTES_MAX) -> npt.NDAr
     return np.frombuffer(raw, dtype="<f4").astype(np.float32).reshape(shape)
 
 
-def _on_the_cpu(rows: Any) -> Any:
-    """Give a tensor of torch as float32 that numpy can read: it has no bfloat16, and no GPU."""
-    return rows.detach().float().cpu() if hasattr(rows, "detach") else rows
+def _on_the_cpu(rows: Any, depth: int = DIMENSIONS_MAX) -> Any:
+    """Give tensors of torch as float32 that numpy can read: it has no bfloat16, and no GPU.
+
+    Raises ValueError for lists that are nested deeper than `depth`.
+    """
+    if hasattr(rows, "detach"):
+        return rows.detach().float().cpu()
+    if not isinstance(rows, list | tuple):
+        return rows
+    if depth == 0:
+        msg = (
+            f"The array has more than {DIMENSIONS_MAX} dimensions; it must be [layers, hidden] or "
+            "[layers, positions, hidden]."
+        )
+        raise ValueError(msg)
+    return [_on_the_cpu(each, depth - 1) for each in rows]
 
 
 def _packed(data: object) -> bytes:

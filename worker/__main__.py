@@ -21,6 +21,7 @@ from worker.service import (
     Prove,
     StartEngine,
     SteeringNotProvenError,
+    ToldToStopError,
     WorkerService,
 )
 from worker.settings import WorkerSettings, load_worker_settings
@@ -68,6 +69,8 @@ def serve(
     except SteeringNotProvenError:
         log.exception("steering is not proven: taking no work")
         service.die(EXIT_CANARY_FAILED)
+    except ToldToStopError:
+        service.die(0)
     except EngineDeadError:
         log.exception("the engine died while it started")
         service.die(EXIT_ENGINE_DEAD)
@@ -82,11 +85,14 @@ def serve(
 
 
 def _end_on_sigterm(service: WorkerService) -> None:
-    """End at once on SIGTERM while the engine starts: nothing is leased yet. Celery takes over."""
+    """Answer SIGTERM until Celery takes over: end at once unless work may have been taken."""
 
     def on_signal(_number: int, _frame: FrameType | None) -> None:
-        # In a thread: the handler may have interrupted somebody who holds a lock.
-        threading.Thread(target=service.die, args=(0,), name="sigterm", daemon=True).start()
+        # Celery, which starts next, sees it and shuts down in order.
+        service.stopping.request("told to stop")
+        if not service.takes_work:
+            # In a thread: the handler may have interrupted somebody who holds a lock.
+            threading.Thread(target=service.die, args=(0,), name="sigterm", daemon=True).start()
 
     signal.signal(signal.SIGTERM, on_signal)
 

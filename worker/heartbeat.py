@@ -76,9 +76,10 @@ class Heartbeat:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stop beating and wait for the thread."""
+        """Stop beating and wait for the thread, if it was started; it beats no more if it is."""
         self._done.set()
-        self._thread.join(timeout=10)
+        if self._thread.ident is not None:
+            self._thread.join(timeout=10)
 
     def watch(self, watch: LeaseWatch) -> None:
         """Keep this lease alive from now on."""

@@ -32,7 +32,7 @@ def prove(dashboard: Dashboard, worker: WorkerIdentity, outcome: str, *, leaves:
 
 @pytest.mark.parametrize(
     ("seconds", "shown"),
-    [(1, set()), (20, {SILENT}), (61, {SILENT}), (200, {SILENT}), (299, {SILENT})],
+    [(1, set()), (20, {SILENT}), (61, {SILENT}), (200, {SILENT}), (280, {SILENT})],
 )
 def test_a_silent_worker_is_shown_until_it_counts_as_gone(
     dashboard: Dashboard, seconds: int, shown: set[str]

@@ -164,6 +164,16 @@ def test_a_worker_told_to_stop_ends_its_completions_with_503(served):
     assert served.balance() == (BALANCE, 0)
 
 
+def test_a_worker_told_to_stop_before_it_listens_for_jobs_ends_what_it_runs(served):
+    served.cluster.start_worker(
+        "tests.faults.early_stop_worker", STOP_AT="build_worker", STOP_BUSY="1", STUB_SECONDS="1"
+    )
+    served.cluster.wait(served.cluster.ready_pids, "a worker that takes Completions")
+    answer = served.complete()
+    assert answer.status_code == 200, answer.text
+    assert served.states() == ["succeeded"]
+
+
 def test_a_worker_that_stood_still_comes_too_late_and_charges_nothing(served):
     served.cluster.start_workers(1, STUB_SECONDS="2")
     (worker,) = served.cluster.workers

@@ -16,7 +16,7 @@ from tests.faults.cluster import running_cluster
 from tests.faults.stub_engine import HANGS
 from worker.completions import MISSED_SECONDS
 
-STUB_SECONDS = 9.0  # longer than a reader is missed for
+STUB_SECONDS = 20.0  # longer than a reader is missed for, on a busy machine too
 
 
 @pytest.fixture(scope="module")
@@ -55,14 +55,14 @@ def test_what_a_killed_api_waited_for_is_cancelled_and_released(served):
         process.send_signal(signal.SIGKILL)
         thread.join(10)
     assert not answers
-    served.wait_state("cancelled", READER_SECONDS + MISSED_SECONDS + 2)
+    served.wait_state("cancelled", READER_SECONDS + MISSED_SECONDS + 20)
     assert served.balance() == before
 
     def in_flight():
         (row,) = served.cluster.rows("SELECT requests_running FROM workers WHERE state = 'ready'")
         return row["requests_running"]
 
-    served.cluster.wait(lambda: in_flight() == 0, "its place in the engine", 4)
+    served.cluster.wait(lambda: in_flight() == 0, "its place in the engine", 30)
 
 
 def test_what_an_api_waits_for_that_stood_still_for_a_moment_goes_on(served):
@@ -80,7 +80,7 @@ def test_what_an_api_waits_for_that_stood_still_for_a_moment_goes_on(served):
             served.cluster.wait(lambda: not client.exists(key), "its reader to be missed")
         finally:
             process.send_signal(signal.SIGCONT)
-        served.cluster.wait(lambda: client.exists(key), "its reader to be back", 3)
+        served.cluster.wait(lambda: client.exists(key), "its reader to be back", 15)
         thread.join(30)
     assert [answer.status_code for answer in answers] == [200]
     assert served.states()[-1] == "succeeded"

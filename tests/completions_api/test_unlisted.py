@@ -157,7 +157,8 @@ def test_its_stream_says_what_its_plain_answer_says(real, spent, kind):
     assert len({chunk["id"] for chunk in stream.chunks}) == 1
     left_out = ("id", "object", "created")
     assert stream.joined() == {k: v for k, v in plain.items() if k not in left_out}
-    assert len(stream.choices()) > 1, "it came in pieces"
+    if fields["max_tokens"] >= STREAMED["plain"]["max_tokens"]:
+        assert len(stream.choices()) > 1, "it came in pieces"
     spent += [plain["usage"]["total_tokens"]] * 2
 
 

@@ -221,7 +221,15 @@ def test_a_worker_ends_soon_after_sigterm_idle_or_not_yet_ready(cluster):
         )
         worker.keep = False
         worker.send(signal.SIGTERM)
-        assert worker.process.wait(timeout=5) == 0
+        assert worker.process.wait(timeout=20) == 0
+    assert cluster.rows("SELECT DISTINCT state FROM workers") == [{"state": "gone"}]
+
+
+@pytest.mark.parametrize("point", ["register_worker", "worker_ready", "build_worker"])
+def test_a_worker_that_is_told_to_stop_while_it_starts_ends(cluster, point):
+    worker = cluster.start_worker("tests.faults.early_stop_worker", STOP_AT=point)
+    worker.keep = False
+    assert worker.process.wait(timeout=60) == 0, worker.log_text()
     assert cluster.rows("SELECT DISTINCT state FROM workers") == [{"state": "gone"}]
 
 

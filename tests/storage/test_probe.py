@@ -44,16 +44,18 @@ def test_a_store_that_hangs_is_asked_once_and_keeps_nobody(
     object_store_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = open_store(object_store_url)
-    back, asked = threading.Event(), []
+    back, begun, asked = threading.Event(), threading.Event(), []
 
     def hang() -> None:
         asked.append(1)
+        begun.set()
         assert back.wait(30)
 
     monkeypatch.setattr(store, "check", hang)
     probe = asked_of(store)
     with ThreadPoolExecutor(8) as threads:
         assert not any(threads.map(lambda _: answers(probe, 0.01), range(8)))
-        assert len(asked) == 1
+    assert begun.wait(30)
+    assert len(asked) == 1
     back.set()
     assert answers(probe, 30)

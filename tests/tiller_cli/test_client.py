@@ -1,16 +1,12 @@
 """The client library against the real API: what it sends, what it refuses by itself."""
 
-from collections.abc import Iterator
-
 import numpy as np
 import pytest
 import torch
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
 
 from app.jobs.records import Job
 from app.kit.ids import public_id
-from tests.fixtures.api import Api, api
+from tests.fixtures.api import Api
 from tests.fixtures.tiny_model import HIDDEN_SIZE
 from tests.results.conftest import bench
 from tests.results.workbench import Workbench
@@ -18,19 +14,8 @@ from tiller.client import Client
 from tiller.errors import JobFailedError, OtherFilesError
 from tiller.tensors import decode, encode
 
-__all__ = ["api", "bench"]
+__all__ = ["bench"]
 ROW = np.linspace(-1, 1, HIDDEN_SIZE, dtype=np.float32)
-
-
-@pytest.fixture
-def client(api: Api) -> Iterator[Client]:
-    """A client whose connections end in the API of this process."""
-    app = api.client.app
-    assert isinstance(app, FastAPI)
-    with Client("http://testserver/v1", api.key) as made:
-        there = TestClient(app, base_url="http://testserver/v1/", headers=made._http.headers)
-        made._http = there
-        yield made
 
 
 @pytest.mark.parametrize(

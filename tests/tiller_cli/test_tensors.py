@@ -60,6 +60,46 @@ def test_lists_of_rows_and_other_number_types_are_encoded_as_float32() -> None:
     assert decode(encode(np.arange(4).reshape(2, 2).T)).tolist() == [[0.0, 2.0], [1.0, 3.0]]
 
 
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float32, torch.float64, torch.int32])
+def test_lists_of_tensors_are_encoded_as_the_tensor_of_them_is(kind: torch.dtype) -> None:
+    wide = (torch.arange(24).reshape(2, 3, 4) * 7 - 80).to(kind)
+    if kind.is_floating_point:
+        wide.requires_grad_()
+    lists: list[Any] = [
+        list(wide),
+        tuple(wide),
+        [list(rows) for rows in wide],
+        [[list(row) for row in rows] for rows in wide],
+        [wide[0], wide[1].tolist()],
+        [list(wide[0]), wide[1].detach().float().numpy()],
+    ]
+    for rows in lists:
+        assert encode(rows) == encode(wide)
+        assert encode(rows, dtype="bfloat16") == encode(wide, dtype="bfloat16")
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [torch.ones(2, 2, 2, dtype=torch.bfloat16)] * 2,
+        [[[[torch.ones(1, requires_grad=True)]]]],
+        [torch.ones(2), torch.ones(3)],
+        [torch.tensor([float("nan")])],
+        [torch.tensor([1e300], dtype=torch.float64)],
+    ],
+)
+def test_a_list_of_tensors_that_no_vector_can_be_is_not_encoded(rows: Any) -> None:
+    with pytest.raises(ValueError):
+        encode(rows)
+
+
+def test_a_list_that_contains_itself_is_not_encoded() -> None:
+    rows: list[Any] = []
+    rows.append(rows)
+    with pytest.raises(ValueError, match="more than 3 dimensions"):
+        encode(rows)
+
+
 @pytest.mark.parametrize(
     "rows", [1.0, [], [[]], [[[[1.0]]]], [[1.0, 2.0], [3.0]], [[float("nan")]], [[1e39]], [["a"]]]
 )

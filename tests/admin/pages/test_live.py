@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from itertools import islice
 
 import httpx
 import pytest
@@ -113,7 +114,8 @@ def test_a_job_is_followed_until_it_is_over(dashboard: Dashboard, address, quick
         stream = events(answer)
         assert "queued" in next_event(stream, "state")
         assert client.post(f"/admin/jobs/{name}/cancel").status_code == 303
-        assert "cancelling" in next_event(stream, "state")
+        # How long it has waited changes at each look, so an older text may come first.
+        assert any("cancelling" in data for name, data in stream if name == "state")
         with dashboard.database.transaction() as conn:
             conn.execute(
                 """
@@ -156,7 +158,8 @@ def test_only_what_changed_is_sent(dashboard: Dashboard, address, quick):
         first = {next(stream)[0] for _ in range(7)}
         assert first == {"attention", "tiles", "charts", "queues", "live-jobs", "errors", "crew"}
         Builders(dashboard.database).a_worker()
-        changed = {next(stream)[0] for _ in range(3)}
+        # The charts, too, when a new minute begins.
+        changed = set(islice((name for name, _ in stream if name != "charts"), 3))
         assert changed <= {"tiles", "queues", "crew", "attention"}
         client.post("/admin/logout")
         assert next_event(stream, "end") == "logged out"
@@ -180,12 +183,18 @@ def test_every_page_is_followed_until_the_session_ends(
     ):
         lines = answer.iter_lines()
         # Each piece once, and then nothing: what did not change is not sent again.
-        assert sorted(until_quiet(lines)) == sorted(PIECES[page])
+        # (A heartbeat's age is text: of workers it comes again each second.)
+        sent = until_quiet(lines)
+        assert set(sent) == set(PIECES[page])
+        assert page == "workers" or len(sent) == len(PIECES[page])
         act()
         if page == "system":  # read anew at the latest when its sizes are ten seconds old
             assert "invariants" in until_event(lines, "invariants")
         else:
-            assert set(until_quiet(lines)) == changed
+            seen: set[str] = set()
+            while not changed <= seen:  # it may have said before the act that it is still there
+                seen |= set(until_quiet(lines))
+            assert seen == changed
         client.post("/admin/logout")
         assert until_event(lines, "end")[-1] == "end"
         assert until_quiet(lines) == []
@@ -340,7 +349,7 @@ def test_a_heartbeat_does_not_grow_old_on_a_page_that_is_not_renewed(dashboard: 
     with dashboard.database.transaction() as conn:
         conn.execute("UPDATE workers SET heartbeat_at = now() - interval '40 seconds'")
     silent = cell.findall(browser.get("/admin/workers").text)
-    assert "data-relative>40 s ago" in silent[0]
+    assert re.search(r"data-relative>4\d s ago", silent[0])
 
 
 def test_a_worker_that_is_gone_shows_how_its_last_check_of_steering_came_out(
