@@ -122,7 +122,7 @@ class MethodNotAllowedError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """The body did not arrive in time."""
+    """The body did not arrive, or a stream was not read, in time."""
 
     status = 408
     type = "invalid_request_error"

@@ -70,20 +70,21 @@ async def get_readiness(request: Request) -> Response:
 
 def prepare_readiness(app: FastAPI) -> None:
     """Give an API the question whether it is ready; its parts are there once it has started."""
-    parts = part_questions(app, _look_at_postgres)
+
+    def postgres() -> object:
+        database: Database = app.state.database
+        return database.run(_look_at_postgres, attempts=1)
+
+    parts = part_questions(app, postgres)
     app.state.readiness = Question(lambda: _check(parts), name="readiness")
 
 
-def part_questions(app: FastAPI, look: Callable[[Conn], object]) -> dict[str, Question[Any]]:
-    """Prepare the questions whether each part is there; Postgres is asked by `look`.
+def part_questions(app: FastAPI, postgres: Callable[[], object]) -> dict[str, Question[Any]]:
+    """Prepare the questions whether each part is there; Postgres is asked by `postgres`.
 
     Each answers something true when the part is there.
     """
     state = app.state
-
-    def postgres() -> object:
-        database: Database = state.database
-        return database.run(look, attempts=1)
 
     def store() -> bool:
         objects: ObjectStore = state.store

@@ -40,6 +40,7 @@ from app.jobs import openapi as jobs_openapi
 from app.kit.answers import error_answer
 from app.kit.body_limit import BodyLimitMiddleware
 from app.kit.db import Database, DatabaseUnavailableError
+from app.kit.large_bodies import Line
 from app.kit.openapi import FAILURES, describe, operation_id
 from app.kit.request_id import RequestIdMiddleware
 from app.kit.traffic import TrafficMiddleware
@@ -50,7 +51,7 @@ from app.queue import Waker
 from app.results import endpoints as results_endpoints
 from app.results import openapi as results_openapi
 from app.results.captured import CapturedLimits, CapturedRows
-from app.settings import Settings
+from app.settings import Limits, Settings
 from app.storage import StoreError, open_store
 from app.vectors import endpoints as vectors_endpoints
 from app.vectors import openapi as vectors_openapi
@@ -58,6 +59,9 @@ from app.vectors import openapi as vectors_openapi
 log = logging.getLogger(__name__)
 
 RETRY_AFTER_SECONDS = 2
+# Large bodies that are worked on at once; Completions have a turn that no Job can take.
+LARGE_AT_ONCE = 2
+LARGE_COMPLETIONS_AT_ONCE = 1
 ROUTERS = (
     jobs_endpoints.router,
     results_endpoints.router,
@@ -97,7 +101,12 @@ def create_app(settings: Settings) -> FastAPI:
         app.include_router(router, dependencies=[Depends(refuse_odd_query)], responses=FAILURES)
     describe(app, SCHEMAS)
     # Added last is outermost: every answer has an id, a 413 too.
-    app.add_middleware(BodyLimitMiddleware, bytes_max=settings.limits.body_bytes)
+    app.add_middleware(
+        BodyLimitMiddleware,
+        bytes_max=settings.limits.body_bytes,
+        line=_line(settings.limits, LARGE_AT_ONCE),
+        lines_of={"/v1/completions": _line(settings.limits, LARGE_COMPLETIONS_AT_ONCE)},
+    )
     app.add_middleware(RateHeadersMiddleware)
     app.add_middleware(DashboardMiddleware, dashboard=create_dashboard(app.state))
     app.add_middleware(RequestIdMiddleware)
@@ -109,6 +118,12 @@ def create_app(settings: Settings) -> FastAPI:
     app.add_exception_handler(psycopg.OperationalError, _answer_database_away)
     app.add_exception_handler(StoreError, _answer_store_away)
     return app
+
+
+def _line(limits: Limits, at_once: int) -> Line:
+    return Line(
+        at_once=at_once, bytes_max=limits.large_bodies_bytes, seconds=limits.large_body_seconds
+    )
 
 
 @asynccontextmanager

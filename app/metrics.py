@@ -5,36 +5,44 @@ into Postgres, and every API process tells the same about them. Each query is bo
 or by the number of Jobs and has a time limit; answers are kept for some seconds, so that many
 scrapers cost as much as one. Whatever is away, the page is there before Prometheus gives up
 (10 s), and says what is away: it waits neither for a part that hangs nor for a free thread.
+Numbers that a slow Postgres gave too late for one scrape are in the next; whether it is there at
+all is asked apart from them.
 """
 
 import asyncio
 import hmac
 import ipaddress
+import logging
 import threading
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import wait
 
+import psycopg
 from fastapi import APIRouter, FastAPI, Request, Response
 from prometheus_client import CollectorRegistry, PlatformCollector, ProcessCollector
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
+from psycopg.errors import QueryCanceled
 
 from app.catalog.queue_state import FRESH_SECONDS, queue_states
 from app.errors import NotFoundError
 from app.health import ask_parts, part_questions
 from app.jobs.workers import failed_proofs
-from app.kit.db import Conn
+from app.kit.db import Conn, Database, session_settings
 from app.kit.openapi import STRING, answer, documented
 from app.kit.question import Question
 from app.kit.traffic import Traffic
 from app.settings import Settings
 
+log = logging.getLogger(__name__)
 router = APIRouter(tags=["health"])
 
 KEPT_SECONDS = 5.0
 STATEMENT_SECONDS = 3
 PARTS_SECONDS = 5.0  # of all parts together
+LATE_SECONDS = 60.0  # so long numbers are told that came too late for their scrape
 WORKER_STATES = ("starting", "ready", "draining", "silent")
 
 
@@ -81,7 +89,13 @@ class _Service(Collector):
     """Asks the parts how the service is, at most once in KEPT_SECONDS."""
 
     def __init__(self, app: FastAPI) -> None:
-        self._parts = part_questions(app, read_service)
+        def numbers() -> list[Metric]:
+            database: Database = app.state.database
+            return database.run(read_service, attempts=1)
+
+        settings: Settings = app.state.settings
+        self._parts = part_questions(app, lambda: _answers(settings.database_url))
+        self._numbers = Question(numbers, name="ask-numbers")
         self._lock = threading.Lock()
         self._kept: list[Metric] = []
         self._asked_at = float("-inf")
@@ -99,19 +113,54 @@ class _Service(Collector):
             return self._kept
 
     def _ask(self) -> Iterator[Metric]:
+        until = time.monotonic() + PARTS_SECONDS
+        reading = self._numbers.begin()
         found = ask_parts(self._parts, PARTS_SECONDS)
+        wait([reading], max(0.0, until - time.monotonic()))
+        in_time = reading.done() and reading.exception() is None
+        found["postgres"] = found["postgres"] or in_time
         up = GaugeMetricFamily("tiller_part_up", "1 when the part answers.", labels=["part"])
         for part, answered in found.items():
             up.add_metric([part], float(bool(answered)))
         yield up
-        yield from found["postgres"] or ()
+        numbers = self._numbers.latest(LATE_SECONDS) if found["postgres"] else None
+        if found["postgres"] and not in_time:
+            error = reading.exception() if reading.done() else TimeoutError()
+            log.warning("numbers late", extra={"error": repr(error), "older": numbers is not None})
+        if numbers is not None:
+            age, metrics = numbers
+            yield GaugeMetricFamily(
+                "tiller_numbers_age_seconds",
+                "How long ago Postgres gave what is told of the service.",
+                value=age,
+            )
+            yield from metrics
+
+
+def _answers(database_url: str) -> bool:
+    """Ask Postgres for nothing, on a new connection: those of the pool may all be busy."""
+    with psycopg.connect(database_url, **session_settings()) as conn:
+        conn.execute("SELECT 1")
+    return True
 
 
 def read_service(conn: Conn) -> list[Metric]:
-    """Read every metric that comes from Postgres, on one connection."""
+    """Read every metric that comes from Postgres, on one connection; what takes long is left out.
+
+    So one slow statement does not take the numbers of all the others away.
+    """
     conn.execute("SELECT set_config('statement_timeout', %s, true)", [f"{STATEMENT_SECONDS}s"])
     readers = (_jobs, _queues, _workers, _tokens, _completions, _leases, _reconciler, _database)
-    return [metric for reader in readers for metric in reader(conn)]
+    return [metric for reader in readers for metric in _in_time(reader, conn)]
+
+
+def _in_time(reader: Callable[[Conn], Iterator[Metric]], conn: Conn) -> list[Metric]:
+    try:
+        with conn.transaction():
+            return list(reader(conn))
+    except QueryCanceled:
+        log.warning("numbers left out: Postgres was too slow", extra={"which": reader.__name__})
+        return []
 
 
 def _jobs(conn: Conn) -> Iterator[Metric]:

@@ -115,6 +115,16 @@ class Limits(BaseModel):
     body_seconds: int = Field(
         60, description="Longest time that the body of a POST /v1/completions may take, in seconds."
     )
+    large_bodies_bytes: int = Field(
+        128 * 1024**2,
+        ge=0,
+        description="Most bytes of bodies over 1 MiB of one account that one API process has taken "
+        "in and not yet read through; Completions have as much for themselves. One body always "
+        "may.",
+    )
+    large_body_seconds: int = Field(
+        60, description="Longest time that a body over 1 MiB waits for its turn, in seconds."
+    )
     wait_seconds: int = Field(60, description="Longest ?wait of a Job, in seconds.")
     expires_seconds_min: int = Field(60, description="Shortest life of a Job, in seconds.")
     expires_seconds_max: int = Field(14 * 86400, description="Longest life of a Job, in seconds.")

@@ -4,16 +4,17 @@
 
 While one round trip runs, what comes next is gathered; so a step of the engine costs one at most,
 whatever the number of streams. Redis holds little that nobody has read yet, of a stream as of an
-account; the rest of what a slow client is to get waits here. A stream that Redis does not take has
-failed, and its Completion with it; the others go on. Nothing here decides an end: rows in
-Postgres do.
+account; the rest of what a slow client is to get waits here, for as long as its Completion allows.
+A stream that Redis does not take has failed, and its Completion with it; the others go on. Nothing
+here decides an end: rows in Postgres do.
 """
 
 import asyncio
 import contextlib
 import logging
+import math
 from collections import Counter, deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Protocol
@@ -33,7 +34,8 @@ LOOK_SECONDS = 0.05  # between two looks whether streams that must wait have bee
 SPARE_ENTRIES = 16
 ENTRY_BYTES = 256 * 1024  # about; a single piece with a prompt's logprobs may have 40 MiB
 STREAM_BYTES = 1024**2  # in Redis and not read yet: then a stream waits
-ACCOUNT_BYTES = 32 * 1024**2  # of all streams of one account: Redis has 512 MiB for everybody
+# Of all streams of one account that this worker runs: Redis has 512 MiB for everybody.
+ACCOUNT_BYTES = 32 * 1024**2
 LINGER_BYTES = 64 * 1024  # of a stream that has ended: what is less is not looked after
 UNWRITTEN = Failure("engine_error", "The worker could not write this answer.")
 NO_BROKER = Failure("broker_unavailable", "The answer could not be sent back. Send it again.")
@@ -90,6 +92,8 @@ class TokenStream:
         self._unread: deque[int] = deque()  # bytes of the entries that Redis holds
         self._number = 0
         self.unread_bytes = 0
+        self._room_by = math.inf  # on the loop's clock
+        self._was_dropped = False
         self._is_sent = asyncio.Event()
         self._is_sent.set()
 
@@ -105,9 +109,22 @@ class TokenStream:
         self._is_sent.clear()
         self._wake()
 
-    async def sent(self) -> None:
-        """Wait until all that was given is in Redis, or the stream has failed."""
+    async def sent(self, seconds: float | None = None) -> bool:
+        """Wait until all that was given is in Redis, or the stream has failed.
+
+        False when what its client left no room for was dropped after `seconds`.
+        """
+        if seconds is not None:
+            self._room_by = asyncio.get_running_loop().time() + seconds
         await self._is_sent.wait()
+        return not self._was_dropped
+
+    def find_no_room(self, now: float) -> None:
+        """Wait on until its client has read, or drop the rest when that comes too late."""
+        if now >= self._room_by:
+            self._was_dropped = True
+            self._pending.clear()
+            self._is_sent.set()
 
     def take(self) -> "Parcel":
         """Take out what waits, as one entry; of much, the first part."""
@@ -195,7 +212,7 @@ class TokenSender:
             parcels, blocked = self._gather()
             if not parcels and not blocked:
                 continue
-            looked_at = self._to_look_at() if blocked else list(self._lingering)
+            looked_at = self._to_look_at(blocked)
             try:
                 done = await self._in_thread(partial(self._send, parcels, looked_at))
             except Exception:
@@ -216,24 +233,30 @@ class TokenSender:
                 await self._wake.wait()
         self._wake.clear()
 
-    def _to_look_at(self) -> list[TokenStream]:
-        """List the streams that may hold others of their account up, waiting ones among them."""
-        streams = (*self._open.values(), *self._lingering)
-        return [stream for stream in streams if stream.unread_bytes > LINGER_BYTES]
+    def _to_look_at(self, blocked: Collection[UUID]) -> list[TokenStream]:
+        """List the streams that hold blocked accounts up, however little of each is unread."""
+        held_up = [
+            stream
+            for stream in self._open.values()
+            if stream.unread_bytes > 0 and stream.account_id in blocked
+        ]
+        return [*held_up, *self._lingering]
 
-    def _gather(self) -> tuple[list[Parcel], bool]:
-        """Take what may be sent; say whether something must wait until more has been read."""
+    def _gather(self) -> tuple[list[Parcel], set[UUID]]:
+        """Take what may be sent; name the accounts that must wait until more has been read."""
         unread: Counter[UUID] = Counter()
         for stream in (*self._open.values(), *self._lingering):
             unread[stream.account_id] += stream.unread_bytes
         parcels: list[Parcel] = []
-        blocked = False
+        blocked: set[UUID] = set()
+        now = asyncio.get_running_loop().time()
         waiting = [stream for stream in self._open.values() if stream.has_more]
         # Who has least in Redis goes first: one that is not read must not hold its account up.
         for stream in sorted(waiting, key=lambda each: each.unread_bytes):
             account = stream.account_id
             if stream.unread_bytes >= STREAM_BYTES or unread[account] >= ACCOUNT_BYTES:
-                blocked = True
+                blocked.add(account)
+                stream.find_no_room(now)
                 continue
             parcel = stream.take()
             parcels.append(parcel)

@@ -8,7 +8,8 @@ Celery. What a client left, or whose time is over, is aborted within a second: i
 An answer is put before its row is settled, so that nobody pays for one that got lost; the API
 reads it only once the row says that it counts. What nobody waits for any more, because its client
 left or its API died, is aborted as well and its row ended here: a stream is charged what the
-engine had made by then, unless it was the API that failed it; without a stream nothing is.
+engine had made by then, unless it was the API that failed it; without a stream nothing is. A stream
+whose client does not read is ended likewise a while after its last token, before it expires.
 """
 
 import asyncio
@@ -56,6 +57,10 @@ HEAVY_THREADS = 4  # whole bodies and whole answers
 LOOK_SECONDS = 0.5  # between two looks whether running Completions are still wanted
 # A reader that says nothing for so long has left; a Redis that was started anew knows of none.
 MISSED_SECONDS = 3.0
+# That a client may take to read on once all is made; an end that is charged, and so comes before
+# the deadline, which releases all.
+READING_SECONDS = 60.0
+SETTLING_SECONDS = 5.0  # kept for that end
 STOPPED = Failure("worker_stopped", "The worker was stopped. Send it again.")
 ENGINE_DIED = Failure("worker_lost", "The worker that ran the Completion was lost. Send it again.")
 OUR_FAULT = Failure("engine_error", "The worker failed on this Completion.")
@@ -68,16 +73,20 @@ class _Visit:
 
     task: asyncio.Task[None]
     stream: TokenStream | None
+    deadline: float  # on the loop's clock, and never later than the row's
     is_aborted: bool = False
     was_left: bool = False
     failure: Failure | None = None  # that the API told the client already
+    was_seen: bool = False  # its reader's key
     missed_since: float | None = None  # when its reader was first not to be found
 
     def look(self, reader: Reader, now: float) -> None:
         """Abort what nobody waits for any more."""
         if reader is not Reader.missing:
+            self.was_seen = True
             self.missed_since = None
-        elif self.missed_since is None:
+        # An older API sets the key for streams alone.
+        elif self.missed_since is None and (self.was_seen or self.stream is not None):
             self.missed_since = now
         is_missed = self.missed_since is not None and now - self.missed_since >= MISSED_SECONDS
         if self.is_aborted:
@@ -190,12 +199,13 @@ class CompletionListener:
 
     async def _serve(self, completion_id: UUID) -> None:
         claimed: ClaimedCompletion | None = None
+        began = self._loop.time()
         try:
             claimed = await self._call(lambda: self._claim(completion_id))
             if claimed is None:
                 return
             failpoint("completion_claimed")
-            failure = await self._run(claimed)
+            failure = await self._run(claimed, began + claimed.seconds_left)
             if failure is not None:
                 await self._call(lambda: self._fail(completion_id, failure, claimed))
         except DATABASE_AWAY as error:
@@ -205,7 +215,7 @@ class CompletionListener:
             log.exception("Completion failed", extra={"completion_id": completion_id.hex})
             await self._call(lambda: self._fail(completion_id, OUR_FAULT, claimed))
 
-    async def _run(self, claimed: ClaimedCompletion) -> Failure | None:
+    async def _run(self, claimed: ClaimedCompletion, deadline: float) -> Failure | None:
         """Run a claimed Completion; give the reason when it has no answer."""
         if claimed.body is not None:
             admitted = await self._call(lambda: self._gate.admit(claimed), self._heavy)
@@ -213,18 +223,18 @@ class CompletionListener:
                 return admitted
             claimed = admitted
         if not claimed.stream:
-            return await self._run_with(claimed, None)
+            return await self._run_with(claimed, None, deadline)
         write = claimed.chunks if isinstance(claimed, AdmittedCompletion) else pieces_bytes
         stream = self._tokens.open(claimed, lambda: self._abort({claimed.id}), write)
         try:
-            return await self._run_with(claimed, stream)
+            return await self._run_with(claimed, stream, deadline)
         finally:
             self._tokens.close(stream)
 
     async def _run_with(
-        self, claimed: ClaimedCompletion, stream: TokenStream | None
+        self, claimed: ClaimedCompletion, stream: TokenStream | None, deadline: float
     ) -> Failure | None:
-        visit = _Visit(self._running[claimed.id], stream)
+        visit = _Visit(self._running[claimed.id], stream, deadline)
         try:
             return await self._answer(claimed, visit)
         except asyncio.CancelledError:
@@ -236,6 +246,7 @@ class CompletionListener:
         """Run a Completion in the engine and deliver what it gave; until then it may be aborted."""
         ids, stream = vector_ids(claimed.specs), visit.stream
         outcomes: Sequence[Succeeded | Errored] = ()
+        was_sent = True
         async with contextlib.AsyncExitStack() as stack:
             try:
                 try:
@@ -248,7 +259,8 @@ class CompletionListener:
                         claimed, None if stream is None else stream.give
                     )
                     if stream is not None:
-                        await stream.sent()
+                        left = visit.deadline - self._loop.time()
+                        was_sent = await stream.sent(reading_seconds(left))
                 finally:
                     self._in_engine.pop(claimed.id, None)
                     await self._call(lambda: self._shelf.give_back(ids))
@@ -257,6 +269,10 @@ class CompletionListener:
                     return Failure(errored.code, errored.message)
                 if stream is not None and stream.failure is not None:
                     return stream.failure
+                if stream is not None and not was_sent:
+                    made = stream.generated
+                    await self._call(lambda: self._end_unread(claimed, made))
+                    return None
                 done = [item for item in outcomes if isinstance(item, Succeeded)]
                 return await self._call(lambda: self._deliver(claimed, done), self._heavy)
             finally:
@@ -282,14 +298,20 @@ class CompletionListener:
             lambda conn: claim_completion(conn, completion_id, self._worker_id, model=self._model)
         )
 
-    def _end_left(self, completion_id: UUID, generated: int | None) -> None:
+    def _end_unread(self, claimed: ClaimedCompletion, generated: int) -> None:
+        """End a stream that was not read in time as one that was left; who reads on is told."""
+        if self._end_left(claimed.id, generated):
+            self._ring(claimed.id, claimed)
+
+    def _end_left(self, completion_id: UUID, generated: int | None) -> bool:
         """End what was left: a stream pays for the prompt and what was made, else nothing is."""
-        self._database.run(
+        ended = self._database.run(
             lambda conn: cancel_completion(
                 conn, completion_id, generated=generated, worker_id=self._worker_id
             )
         )
         self._speed.add(generated or 0)
+        return ended
 
     def _deliver(self, claimed: ClaimedCompletion, outcomes: list[Succeeded]) -> Failure | None:
         """Put the answer (of a stream, what follows its tokens), settle, ring; blocking."""
@@ -392,6 +414,16 @@ class CompletionListener:
     async def _call(self, work: Callable[[], T], threads: ThreadPoolExecutor | None = None) -> T:
         """Run blocking work to its end off the event loop, also when the task is cancelled."""
         return await asyncio.shield(self._loop.run_in_executor(threads or self._threads, work))
+
+
+def reading_seconds(left: float) -> float | None:
+    """Say how long a stream's client may still read, with so many seconds `left` to the row.
+
+    None once its time is over: then it is not the client that was late, and the row expires.
+    """
+    if left <= 0:
+        return None
+    return min(READING_SECONDS, max(left - SETTLING_SECONDS, left / 2))
 
 
 def _written(claimed: ClaimedCompletion, outcomes: list[Succeeded]) -> bytes:

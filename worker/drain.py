@@ -4,14 +4,24 @@ Several shards stream through one engine at once: as soon as the engine has all 
 the next is leased, so the batch never runs dry and at most one leased shard waits. A shard
 during which an engine died before runs alone: if the engine dies again, the culprit is known.
 A group of a reproducible Job runs alone, too: its results must not depend on what runs beside it.
+When the engine dies, only shards that it had requests of are suspects. The others, which may be
+waiting for the object store, end as they do when a worker is stopped.
 """
 
 import asyncio
 import logging
+from collections.abc import Callable
+from uuid import UUID
 
-from app.jobs.claims import claim_shards, give_back_shard, report_engine_death
+from app.jobs.claims import (
+    claim_shards,
+    give_back_shard,
+    leave_to_newer,
+    report_engine_death,
+)
 from app.jobs.records import LeasedShard, WorkerIdentity
 from app.kit.db import ATTEMPTS_MAX, RETRIED, Conn, DatabaseUnavailableError
+from app.steering.spec import NewerSpecError
 from app.storage import StoreError
 from worker.engine.protocol import EngineDeadError
 from worker.heartbeat import Heartbeat
@@ -21,6 +31,7 @@ from worker.shard_run import ShardRun, Shop, finish_as_errored
 
 log = logging.getLogger(__name__)
 
+STORE_LOOK_SECONDS = 5.0  # more would keep the drain from looking after what runs
 ENGINE_DIED = Errored(
     "engine_died",
     "The engine process died three times with this request alone in it; the other requests of "
@@ -52,6 +63,7 @@ class Drain:
         # Suspects and groups: leased, and each runs with nothing beside it.
         self._loners: list[ShardRun] = []
         self._store_is_away = False  # as far as the last part knew
+        self._of_newer_code: set[UUID] = set()  # Jobs that this worker cannot read
 
     async def run(self) -> None:
         """Lease and run until nothing can be leased. Raises EngineDeadError after reporting it.
@@ -61,13 +73,13 @@ class Drain:
         try:
             while await self._go_on():
                 await self._wait()
+                if not self.requests_in_flight:  # else they say so
+                    await self.shop.engine.check_health()
         except EngineDeadError:
             await self._report_death()
             raise
-        except BaseException:
-            await self._abandon()
-            raise
         finally:
+            await self._abandon()
             await self._return_loners()
 
     async def _go_on(self) -> bool:
@@ -92,7 +104,7 @@ class Drain:
 
     async def _fill(self) -> None:
         while self._may_lease():
-            if self._store_is_away and not await self.shop.upload(self._store_answers):
+            if self._store_is_away and not await self._store_is_back():
                 return  # what is computed now could not be published
             if self._loners:
                 if not self._active:
@@ -119,7 +131,13 @@ class Drain:
         return self.shop.database.run(self._claim_one, attempts=attempts)
 
     def _claim_one(self, conn: Conn) -> list[LeasedShard]:
-        return claim_shards(conn, self._identity, lease_seconds=self._lease_seconds, shards_max=1)
+        return claim_shards(
+            conn,
+            self._identity,
+            lease_seconds=self._lease_seconds,
+            shards_max=1,
+            without=self._of_newer_code,
+        )
 
     def _start(self, run: ShardRun) -> None:
         self._active[asyncio.create_task(run.run())] = run
@@ -157,10 +175,23 @@ class Drain:
             self._store_is_away = True
             await self._return(run)
             return
+        if isinstance(error, NewerSpecError):
+            log.error("shard left to a newer worker", exc_info=error, extra=job)
+            self._of_newer_code.add(run.shard.job_id)
+            await self._return(run, leave_to_newer)
+            return
         if error is not None:
             # The lease runs out and the shard comes back, split. Nothing was published.
             log.error("shard failed", exc_info=error, extra=job)
         self._heartbeat.forget(run.watch)
+
+    async def _store_is_back(self) -> bool:
+        try:
+            looking = self.shop.upload(self._store_answers)
+            return await asyncio.wait_for(looking, STORE_LOOK_SECONDS)
+        except TimeoutError:
+            log.warning("leasing nothing: the object store hangs")
+            return False
 
     def _store_answers(self) -> bool:
         try:
@@ -172,9 +203,15 @@ class Drain:
         return True
 
     async def _report_death(self) -> None:
-        """Tell Postgres that the engine died under these shards; error a proven killer."""
-        alone = len(self._active) == 1
-        for task, run in list(self._active.items()):
+        """Tell Postgres under which shards the engine died; error a proven killer.
+
+        The other shards end as in a stop: what was computed is published if the store takes it in
+        time, the rest is given back whole.
+        """
+        self.shop.stopping.request("the engine died")  # nothing is started or taken any more
+        suspects = {task: run for task, run in self._active.items() if run.is_suspect}
+        alone = len(suspects) == 1
+        for task, run in suspects.items():
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
             try:
@@ -184,6 +221,8 @@ class Drain:
                 # The lease runs out, and the shard comes back split, only not as a suspect.
                 log.warning("engine death not reported", extra={"error": str(error)})
             self._drop(task)
+        while self._active:
+            await self._wait()
 
     async def _abandon(self) -> None:
         """Stop every running shard; their leases run out."""
@@ -197,16 +236,18 @@ class Drain:
         while self._loners:
             await self._return(self._loners.pop())
 
-    async def _return(self, run: ShardRun) -> None:
+    async def _return(
+        self, run: ShardRun, give_back: Callable[[Conn, LeasedShard], bool] = give_back_shard
+    ) -> None:
         """Give a leased shard back whole; its attempt is not counted."""
+        shard = run.shard
         try:
-            await self.shop.call(lambda: self._give_back(run.shard))
+            await self.shop.call(
+                lambda: self.shop.database.run(lambda conn: give_back(conn, shard))
+            )
         except (*RETRIED, DatabaseUnavailableError) as error:
             log.warning("shard not given back", extra={"error": str(error)})
         self._heartbeat.forget(run.watch)
-
-    def _give_back(self, shard: LeasedShard) -> bool:
-        return self.shop.database.run(lambda conn: give_back_shard(conn, shard))
 
     def _drop(self, task: "asyncio.Task[None]") -> ShardRun:
         run = self._active.pop(task)

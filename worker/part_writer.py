@@ -8,7 +8,8 @@ An outcome is turned into rows as soon as it comes: one that no file can hold be
 its request alone. Rows are written in order of request_index while the shard still runs. Captured
 rows stay in mapped files until then, waiting texts beyond WAITING_BYTES_MAX go to the spool, so
 memory does not grow with the shard. Nothing here is visible to a user until finish_shard names the
-part in its transaction; what was put and is never named is an orphan, deleted a day later.
+part in its transaction; what was put and is never named is an orphan, deleted a day later. Only
+`close` and `withdraw` speak to the store, which may hang; `abandon` never waits for it.
 """
 
 import logging
@@ -124,8 +125,10 @@ class PartWriter:
         self._captures = PartCaptures(self._folder, meta)
         self._untaken: list[tuple[Path, PublishedFile]] | None = None  # while `close` is not over
         self._files: tuple[PublishedFile, ...] = ()
-        self._put: list[str] = []
+        self._put: list[str] = []  # keys, each once, however often it was tried
         self._ended: str | None = None
+        self._is_closing = False
+        self._is_unwanted = False
 
     def add(self, work: Work, outcome: Outcome, *, cancelled_as: str = "cancelled") -> Outcome:
         """Take one request's outcome; writes every row whose turn has come.
@@ -168,35 +171,59 @@ class PartWriter:
         another `close` or for `abandon`. On any other error nothing is left in the spool folder,
         and what was put is deleted again.
         """
-        with self._files_lock:
-            if self._untaken is None:
-                self._end("closed")
-            try:
-                if self._untaken is None:
-                    self._untaken = self._finish()
-                    self._files = tuple(file for _, file in self._untaken)
-                self._hand_over(self._untaken)
-            except StoreAwayError:
-                raise
-            except BaseException:
-                self._give_up()
-                raise
-            self._untaken = None
-            self._clean_up()
-        return PublishedPart(self._files)
+        with self._waiting_lock:
+            self._is_closing = True
+        try:
+            with self._files_lock:
+                return self._close()
+        finally:
+            with self._waiting_lock:
+                self._is_closing = False
+                is_unwanted = self._is_unwanted
+            if is_unwanted:
+                self.abandon()
 
     def abandon(self) -> None:
-        """Delete everything that was written and put; no effect after `close` has returned."""
+        """Delete everything that was written; no effect after `close` has returned.
+
+        What the store took already stays there as an orphan: a store that is away would make each
+        deletion as long as an upload. While another thread is in `close`, which may hang as long
+        as the store does, this returns at once, and that thread cleans up.
+        """
+        with self._waiting_lock:
+            self._is_unwanted = True
+            if self._is_closing:
+                return
         with self._files_lock:
             if self._ended is None:
                 self._end("abandoned")
                 self._clean_up()
             elif self._untaken is not None:
-                self._give_up()
+                self._untaken = None
+                self._clean_up()
 
     def withdraw(self) -> None:
         """Delete what `close` put into the store, after the lease turned out to be lost."""
         self._unpublish()
+
+    def _close(self) -> PublishedPart:
+        if self._untaken is None:
+            self._end("closed")
+        try:
+            if self._untaken is None:
+                self._untaken = self._finish()
+                self._files = tuple(file for _, file in self._untaken)
+            self._hand_over(self._untaken)
+        except StoreAwayError:
+            raise
+        except BaseException:
+            self._untaken = None
+            self._clean_up()
+            self._unpublish()
+            raise
+        self._untaken = None
+        self._clean_up()
+        return PublishedPart(self._files)
 
     def _prepare(self, work: Work, outcome: Outcome, cancelled_as: str) -> tuple[Outcome, _Waiting]:
         counts, rows = writable_rows(
@@ -314,9 +341,12 @@ class PartWriter:
 
     def _hand_over(self, untaken: list[tuple[Path, PublishedFile]]) -> None:
         while untaken:
+            if self._is_unwanted:
+                raise PartClosedError("abandoned")
             path, file = untaken[0]
             key = job_key(self._shard.job_id, file.path)
-            self._put.append(key)
+            if self._put[-1:] != [key]:
+                self._put.append(key)
             try:
                 self._store.take_file(path, key)
             except (OSError, StoreError) as error:
@@ -353,18 +383,15 @@ class PartWriter:
             end_index=self._end_index,
         )
 
-    def _give_up(self) -> None:
-        self._untaken = None
-        self._clean_up()
-        self._unpublish()
-
     def _unpublish(self) -> None:
+        """Delete what was put until the store fails once: orphans are collected a day later."""
         while self._put:
             key = self._put.pop()
             try:
                 self._store.delete(key)
-            except Exception as error:  # noqa: BLE001 (an orphan is collected a day later)
+            except Exception as error:  # noqa: BLE001 (there is nobody who could do more)
                 log.warning("part not deleted", extra={"key": key, "error": repr(error)})
+                self._put.clear()
 
     def _clean_up(self) -> None:
         self._results.abandon()

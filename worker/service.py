@@ -52,6 +52,10 @@ EXIT_CANARY_FAILED = 71
 EXIT_STUCK = 75
 
 
+class ToldToStopError(Exception):
+    """The worker was told to stop while it started; it has taken no work."""
+
+
 class SteeringNotProvenError(Exception):
     """The engine could not show that it steers; its worker's row says so."""
 
@@ -73,6 +77,7 @@ class WorkerService:
         self.settings = settings
         self.model = model
         self.stopping = Stopping(settings.shutdown_seconds)
+        self.takes_work = False  # True: a stop has to let what runs end
         self.worker_id = new_uuid()
         stamp_logs(worker_id=self.worker_id.hex, model=model.name)
         self._start_engine = start_engine
@@ -87,6 +92,7 @@ class WorkerService:
         self._drain: Drain | None = None
         self._listener: CompletionListener | None = None
         self._draining = threading.Lock()
+        self._dying = threading.Lock()
         self._last_drain = time.monotonic()
         self._scratch = claim_scratch(settings.scratch_dir)
         self._heartbeat = Heartbeat(
@@ -101,8 +107,8 @@ class WorkerService:
     def start(self) -> None:
         """Register, start the engine, prove that it steers, become ready.
 
-        Raises what the engine's start raised, or SteeringNotProvenError: the process must then
-        end.
+        Raises what the engine's start raised, SteeringNotProvenError, or ToldToStopError: the
+        process must then end.
         """
         threading.Thread(target=self._loop.run_forever, name="engine-loop", daemon=True).start()
         identity = WorkerIdentity(
@@ -124,6 +130,9 @@ class WorkerService:
         shelf = self._build_shelf()
         self._drain = self._call(self._build_drain(engine, identity, shelf))
         self._listener = self._call(self._build_listener(engine, shelf))
+        self.takes_work = True
+        if self.stopping.is_soft:
+            raise ToldToStopError
         self._database.run(lambda conn: worker_ready(conn, identity, mode=engine.facts.mode))
         self._loop.call_soon_threadsafe(self._listener.start)
         asyncio.run_coroutine_threadsafe(self._watch_engine(engine), self._loop)
@@ -165,9 +174,13 @@ class WorkerService:
     def die(self, code: int) -> None:
         """End the process now with this exit code; the supervisor starts a new one."""
         self.stopping.abort("dying")
-        self.stop()
-        logging.shutdown()
-        os._exit(code)
+        with self._dying:  # held to the end: who comes second waits for the first
+            try:
+                self.stop()
+            except Exception:
+                log.exception("could not stop in order")
+            logging.shutdown()
+            os._exit(code)
 
     def poke(self) -> None:
         """Let running shards see that a stop was asked for."""

@@ -29,8 +29,8 @@ from app.kit.db import Database
 from app.kit.ids import public_id
 from app.kit.logs import log_fields
 from app.results.finalize import finalize_job
-from app.storage import ObjectStore
-from worker.engine.protocol import Engine, EngineRequestError, Group
+from app.storage import ObjectStore, StoreError
+from worker.engine.protocol import Engine, EngineDeadError, EngineRequestError, Group
 from worker.failpoints import failpoint
 from worker.heartbeat import LeaseWatch, Speedometer
 from worker.outcomes import Cancelled, Errored, Outcome, Succeeded, Work
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 STORE_RETRY_SECONDS = 1.0
+STORE_LAST_SECONDS = 20.0  # that a store which hangs may keep a worker that has to end
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,7 @@ class ShardRun:
         self._in_engine: set[asyncio.Task[Outcome]] = set()  # those that may still be aborted
         self._results: dict[int, RequestResult] = {}
         self._broken: BaseException | None = None
+        self._store_until: float | None = None  # set once the worker has to end
 
     def _changed(self) -> None:
         self._loop.call_soon_threadsafe(self._wakeup.set)
@@ -101,6 +103,11 @@ class ShardRun:
     def in_flight(self) -> int:
         """How many requests of this shard the engine has now."""
         return len(self._in_engine)
+
+    @property
+    def is_suspect(self) -> bool:
+        """True when an engine that died had requests of this shard."""
+        return self.in_flight > 0 or isinstance(self._broken, EngineDeadError)
 
     async def run(self) -> None:
         """Run the shard to its end, whatever that is.
@@ -237,6 +244,9 @@ class ShardRun:
         """Remember the first failure that ends this shard, and stop everything else in it."""
         if self._broken is None:
             self._broken = error
+            if isinstance(error, EngineDeadError):
+                # At once: room becomes free now, and what took it would be a suspect as well.
+                self.shop.stopping.request("the engine died")
             self._in_engine.discard(cast("asyncio.Task[Outcome]", asyncio.current_task()))
             self._abort()
 
@@ -286,10 +296,15 @@ class ShardRun:
         failpoint("after_finish")
         if not landed:
             log.warning("fenced off")
-            await self.shop.call(writer.withdraw)
+            with contextlib.suppress(StoreAwayError):  # an orphan is collected a day later
+                await self._from_store(writer.withdraw)
             return
         log.info("shard published", extra={"requests": len(results)})
-        await self.shop.call(lambda: finalize_job(database, self.shop.store, shard.job_id))
+        try:
+            await self._from_store(lambda: finalize_job(database, self.shop.store, shard.job_id))
+        except (OSError, StoreError, StoreAwayError) as error:
+            # Nothing of the shard is lost; the reconciler finishes the Job.
+            log.warning("Job not finished: the object store is away", extra={"error": str(error)})
 
     async def _close(self, writer: PartWriter) -> PublishedPart:
         """Put the part into the store; while that is away what was computed is kept for it.
@@ -300,7 +315,7 @@ class ShardRun:
         until = self._loop.time() + self.shop.store_patience_seconds
         while True:
             try:
-                return await self.shop.upload(writer.close)
+                return await self._from_store(writer.close)
             except StoreAwayError as error:
                 log.warning("the object store is away", extra={"error": str(error)})
                 if self.watch.lost or self.shop.stopping.is_hard or self._loop.time() >= until:
@@ -308,6 +323,23 @@ class ShardRun:
             self._wakeup.clear()
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._wakeup.wait(), STORE_RETRY_SECONDS)
+
+    async def _from_store(self, work: Callable[[], T]) -> T:
+        """Wait for work of the store, which may hang; not for long once the worker has to end.
+
+        Raises StoreAwayError when that is over; a thread may then still be at it.
+        """
+        working = asyncio.ensure_future(self.shop.upload(work))
+        try:
+            while not working.done():
+                if self._store_until is None and self.shop.stopping.is_hard:
+                    self._store_until = self._loop.time() + STORE_LAST_SECONDS
+                if self._store_until is not None and self._loop.time() >= self._store_until:
+                    raise StoreAwayError("it hangs, and the worker has to end")
+                await asyncio.wait([working], timeout=STORE_RETRY_SECONDS)
+            return working.result()
+        finally:
+            working.cancel()  # what no thread has begun
 
 
 def read_work(database: Database, shard: LeasedShard) -> list[Work]:

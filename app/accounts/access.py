@@ -14,6 +14,7 @@ from fastapi import Depends, Request
 from app.accounts.keys import find_key, is_well_formed, key_digest
 from app.errors import AuthenticationError, PermissionDeniedError
 from app.kit.deps import DatabaseDep, SettingsDep
+from app.kit.large_bodies import ACCOUNT
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,7 @@ def caller(request: Request, settings: SettingsDep, database: DatabaseDep) -> Ca
     if found is None:
         msg = "This key is unknown here, revoked or expired. Ask your operator for a new one."
         raise AuthenticationError(msg)
+    request.scope["state"][ACCOUNT] = found.account_id
     return Caller(found.account_id, found.id, found.scopes)
 
 

@@ -50,6 +50,7 @@ class Still:
 
 
 FIRST_PAGE: Final = "its first page is live"
+JOB_PAGE: Final = "the page of its Job is live"
 NOT_FOLLOWED: Final[Context] = {"live": None, "still": None}
 
 

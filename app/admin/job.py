@@ -11,7 +11,7 @@ from fastapi.responses import HTMLResponse, RedirectResponse, Response, Streamin
 
 from app.admin.access import PATH, Operator, OperatorDep, operator_of, require_role
 from app.admin.actions import CANCELLABLE, cancel_job
-from app.admin.followed import NOT_FOLLOWED, Followed, live_at
+from app.admin.followed import JOB_PAGE, NOT_FOLLOWED, Context, Followed, live_at, stands_still
 from app.admin.job_view_reads import (
     FILES_PAGE,
     JobPageView,
@@ -41,6 +41,7 @@ PIECES: Final = {
     "shards": "_job_shards.html",
     "errors": "_job_errors.html",
     "files": "_job_files.html",
+    "about": "_job_about.html",
 }
 # Parts of the wall clock: key of the accounting, words, how they are drawn.
 CLOCK: Final = (
@@ -134,9 +135,10 @@ def show_samples(
 
     job, pairs, parts = database.read(read)
     samples = read_samples(store, number, pairs, parts)
-    answer = partial if request.headers.get("hx-request") == "true" else render
-    template = "_samples.html" if answer is partial else "samples.html"
-    return answer(request, template, job=job, job_name=job_id, samples=samples)
+    named: Context = {"job": job, "job_name": job_id, "samples": samples}
+    if request.headers.get("hx-request") == "true":
+        return partial(request, "_samples.html", **named)
+    return render(request, "samples.html", **named, **beside_its_job(job))
 
 
 @router.get("/files")
@@ -161,6 +163,7 @@ def show_files(request: Request, job_id: str, database: DatabaseDep) -> HTMLResp
         files=files[:FILES_PAGE],
         after=files[FILES_PAGE - 1].path if more else None,
         first=after is None,
+        **beside_its_job(job),
     )
 
 
@@ -194,6 +197,13 @@ def download(
         status_code=206 if part.partial else 200,
         headers=file_headers(file, part),
     )
+
+
+def beside_its_job(job: Job) -> Context:
+    """Give the context of a page that is not followed, beside one of its Job that is."""
+    if job.state.is_terminal:
+        return NOT_FOLLOWED
+    return stands_still(f"{PATH}/jobs/{public_id('job', job.id)}", JOB_PAGE)
 
 
 def missing_job(name: str) -> NotFoundError:

@@ -69,12 +69,17 @@ class ShardRow:
 
 @dataclass(frozen=True, slots=True)
 class KindOfFiles:
-    """How many files of a kind a Job has, how many rows and bytes they hold."""
+    """How many files of a kind a Job has, how many rows and bytes they hold.
+
+    `first_part_at`: when the earliest part with such a file was published; None: they are not of
+    parts.
+    """
 
     kind: str
     files: int
     rows: int
     bytes: int
+    first_part_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,12 +92,16 @@ class JobPageView:
     shards: Sequence[ShardRow]
     kinds: Sequence[KindOfFiles]
     files: Sequence[PublishedFile]
-    first_part_at: datetime | None
 
     @property
     def job(self) -> Job:
         """The Job's row."""
         return self.view.job
+
+    @property
+    def first_part_at(self) -> datetime | None:
+        """When the first part was published, of those that count."""
+        return min((kind.first_part_at for kind in self.kinds if kind.first_part_at), default=None)
 
 
 def read_job_page(conn: Conn, job_id: UUID) -> JobPageView | None:
@@ -103,9 +112,7 @@ def read_job_page(conn: Conn, job_id: UUID) -> JobPageView | None:
         return None
     row = conn.execute(
         """
-        SELECT accounts.name AS account,
-            (SELECT published_at FROM parts WHERE job_id = jobs.id AND superseded_at IS NULL
-                ORDER BY first_index LIMIT 1) AS first_part_at
+        SELECT accounts.name AS account
         FROM jobs JOIN accounts ON accounts.id = account_id WHERE jobs.id = %s
         """,
         [job_id],
@@ -118,7 +125,6 @@ def read_job_page(conn: Conn, job_id: UUID) -> JobPageView | None:
         shards=_notable_shards(conn, job_id),
         kinds=_kinds(conn, job_id),
         files=list_files(conn, job_id, limit=FILES_SHOWN),
-        first_part_at=row["first_part_at"],
     )
 
 
@@ -193,7 +199,7 @@ def _kinds(conn: Conn, job_id: UUID) -> list[KindOfFiles]:
     rows = conn.execute(
         """
         SELECT f.kind, count(*)::integer AS files, sum(f.rows)::bigint AS rows,
-            sum(f.bytes)::bigint AS bytes
+            sum(f.bytes)::bigint AS bytes, min(p.published_at) AS first_part_at
         FROM result_files f LEFT JOIN parts p ON p.lease_token = f.lease_token
         WHERE f.job_id = %s AND p.superseded_at IS NULL AND f.kind <> 'moments'
         GROUP BY f.kind ORDER BY sum(f.bytes) DESC

@@ -1,11 +1,13 @@
 """The live stream: pieces of a page as they change, for every page that can be followed.
 
 A stream holds no thread and no connection between two looks. Streams of one page share what was
-read; there is a bound on how many streams there are, and on how many of them one session has. A
+read, but none begins with what is older than itself: a page that was loaded after an act must not
+go back. There is a bound on how many streams there are, and on how many of them one session has. A
 stream ends with the session, and with what it follows.
 """
 
 import asyncio
+import math
 import re
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -69,14 +71,21 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
+class Look:
+    """A read of a page that its streams share; times are those of the event loop."""
+
+    good_until: float
+    began: float = math.inf  # until a thread has begun it: it is new to whoever comes meanwhile
+    task: "asyncio.Task[dict[str, Any] | None]" = field(init=False)
+
+
+@dataclass(slots=True)
 class Streams:
     """What the streams of one process share; used on the event loop only."""
 
     of_session: Counter[UUID] = field(default_factory=Counter)
     threads: CapacityLimiter = field(default_factory=lambda: CapacityLimiter(THREADS_MAX))
-    looks: dict[str, tuple[float, "asyncio.Task[dict[str, Any] | None]"]] = field(
-        default_factory=dict
-    )
+    looks: dict[str, Look] = field(default_factory=dict)
 
     def has_room(self, session: UUID, streams_max: int) -> bool:
         """Tell whether this session may have one stream more."""
@@ -93,17 +102,26 @@ class Streams:
         """Do `work` in one of the few threads that streams have together."""
         return await to_thread.run_sync(work, limiter=self.threads)
 
-    async def look(self, page: Followed, database: Database) -> dict[str, Any] | None:
-        """Read a page in a thread, or give what another of its streams has just read."""
+    async def look(
+        self, page: Followed, database: Database, *, not_before: float = 0.0
+    ) -> dict[str, Any] | None:
+        """Read a page in a thread, or give what another of its streams has just read.
+
+        What was begun to be read before the moment `not_before` of the event loop is not given.
+        """
         loop = asyncio.get_running_loop()
         now = loop.time()
         self.looks = {
-            name: item for name, item in self.looks.items() if item[0] > now or not item[1].done()
+            name: look
+            for name, look in self.looks.items()
+            if look.good_until > now or not look.task.done()
         }
-        if page.key not in self.looks:
-            task = asyncio.create_task(self.call(lambda: database.read(page.read)))
-            self.looks[page.key] = (now + max(SHARED_SECONDS, page.fresh_seconds), task)
-        return await asyncio.shield(self.looks[page.key][1])
+        look = self.looks.get(page.key)
+        if look is None or look.began < not_before:
+            look = Look(now + max(SHARED_SECONDS, page.fresh_seconds))
+            look.task = asyncio.create_task(self.call(partial(_read, page, database, look, loop)))
+            self.looks[page.key] = look
+        return await asyncio.shield(look.task)
 
 
 @router.get("/live")
@@ -116,14 +134,16 @@ async def live(
         msg = f"There is no page {name[:80]!r} to follow; there are {', '.join(FOLLOWED)}."
         raise NotFoundError(msg)
     page = FOLLOWED[name](request)
+    asked_at = asyncio.get_running_loop().time()
     streams = _streams(request)
     if not streams.has_room(operator.session_id, settings.admin_live_streams):
         # The page stays as it was loaded, and asks again at growing intervals of up to 64 s.
         return Response(status_code=204)
-    if await streams.look(page, database) is None:
+    first = await streams.look(page, database, not_before=asked_at)
+    if first is None:
         raise page.missing()
     return StreamingResponse(
-        _events(request, page, operator, settings), media_type=MEDIA_TYPE, headers=HEADERS
+        _events(request, page, operator, settings, first), media_type=MEDIA_TYPE, headers=HEADERS
     )
 
 
@@ -133,9 +153,13 @@ def ended_stream(reason: str) -> Response:
 
 
 async def _events(
-    request: Request, page: Followed, operator: Operator, settings: Settings
+    request: Request,
+    page: Followed,
+    operator: Operator,
+    settings: Settings,
+    first: dict[str, Any],
 ) -> AsyncIterator[str]:
-    """Send every piece once, then those that change; a comment when nothing does for long."""
+    """Send every piece of `first`, then those that change; a comment when nothing does for long."""
     streams, database = _streams(request), request.app.state.database
     # Counted in the step that checks: streams that were let in together must not pass the bound.
     if not streams.has_room(operator.session_id, settings.admin_live_streams):
@@ -154,7 +178,7 @@ async def _events(
                 if not is_open:
                     yield _event("end", "logged out")
                     return
-                seen = await streams.look(page, database)
+                seen = first if known is None else await streams.look(page, database)
             except (*RETRIED, DatabaseUnavailableError):
                 seen = known  # Postgres is away: the page keeps what it has, and the stream waits
             else:
@@ -181,6 +205,13 @@ async def _events(
             await asyncio.sleep(LOOK_SECONDS)
     finally:
         streams.leave(operator.session_id)
+
+
+def _read(
+    page: Followed, database: Database, look: Look, loop: asyncio.AbstractEventLoop
+) -> dict[str, Any] | None:
+    look.began = loop.time()
+    return database.read(page.read)
 
 
 def _render(request: Request, page: Followed, seen: dict[str, Any]) -> dict[str, str]:

@@ -4,7 +4,7 @@ A page looks at SCAN_MAX requests at most: those behind its key, errored ones by
 Waiting and running ones are looked for where shards say that they are.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final
@@ -16,6 +16,11 @@ from app.kit.db import Conn
 
 PAGE: Final = 50
 SCAN_MAX: Final = 20_000
+# States of requests that have not ended, and that of the shards which hold them.
+IN_SHARDS: Final[Mapping[RequestState | None, str]] = {
+    RequestState.pending: "pending",
+    RequestState.running: "leased",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +92,21 @@ def list_page(
         rows = _rows(conn, job_id, _named(conn, job_id, chosen.custom_id))
         return RequestPage([row for row in rows if _matches(row, chosen)], None)
     if chosen.code is not None or chosen.state is RequestState.errored:
+        if chosen.state not in (None, RequestState.errored):
+            return RequestPage([], None)  # only what was errored has a code
         return _errored_page(conn, job_id, chosen.code, after)
-    start = max(after, _start(conn, job_id, chosen.state) - 1)
-    end = min(start + SCAN_MAX, total - 1)
+    start, last = after, total - 1
+    if chosen.state in IN_SHARDS:
+        span = _span(conn, job_id, IN_SHARDS[chosen.state], after)
+        if span is None:
+            return RequestPage([], None)
+        start, last = max(after, span[0] - 1), span[1] - 1
+    end = min(start + SCAN_MAX, last)
     indices = _indices(conn, job_id, chosen.state, start, end)
     rows = _rows(conn, job_id, indices[:PAGE])
     if len(indices) > PAGE:
         return RequestPage(rows, indices[PAGE - 1])
-    return RequestPage(rows, end, end + 1) if end < total - 1 else RequestPage(rows, None)
+    return RequestPage(rows, end, end + 1) if end < last else RequestPage(rows, None)
 
 
 def view_request(conn: Conn, job_id: UUID, index: int) -> RequestView | None:
@@ -163,25 +175,24 @@ def _errored_page(conn: Conn, job_id: UUID, code: str | None, after: int) -> Req
     return RequestPage(rows, last, last + 1)
 
 
-def _start(conn: Conn, job_id: UUID, state: RequestState | None) -> int:
-    """Find where the first shard begins that can hold requests of this state."""
-    if state not in (RequestState.pending, RequestState.running):
-        return 0
-    shard_state = "leased" if state is RequestState.running else "pending"
+def _span(conn: Conn, job_id: UUID, state: str, after: int) -> tuple[int, int] | None:
+    """Find where shards of this state begin and end that reach beyond `after`; None: none does."""
     row = conn.execute(
         """
-        SELECT min(first_index) AS first_index FROM shards WHERE job_id = %s AND state = %s
+        SELECT min(first_index) AS first_index, max(end_index) AS end_index
+        FROM shards WHERE job_id = %s AND state = %s AND end_index > %s
         """,
-        [job_id, shard_state],
+        [job_id, state, after + 1],
     ).fetchone()
-    return row["first_index"] if row and row["first_index"] is not None else 0
+    assert row is not None
+    return None if row["end_index"] is None else (row["first_index"], row["end_index"])
 
 
 def _indices(
     conn: Conn, job_id: UUID, state: RequestState | None, start: int, end: int
 ) -> list[int]:
     """Find the first indices in (start, end] of this state, one more than a page holds."""
-    if state is RequestState.running or state is RequestState.pending:
+    if state in IN_SHARDS:
         # The limit keeps the shards first: joined freely, a new Job without statistics had every
         # shard searched for each of its requests.
         rows = conn.execute(
@@ -199,7 +210,7 @@ def _indices(
             """,
             {
                 "job": job_id,
-                "shard": "leased" if state is RequestState.running else "pending",
+                "shard": IN_SHARDS[state],
                 "start": start,
                 "end": end,
                 "limit": PAGE + 1,

@@ -9,7 +9,7 @@ from fastapi.responses import HTMLResponse
 
 from app.admin.access import PATH, operator_of
 from app.admin.followed import NOT_FOLLOWED, Followed, live_at, stands_still
-from app.admin.job import is_over, job_id_of, missing_job
+from app.admin.job import beside_its_job, is_over, job_id_of, missing_job
 from app.admin.pages import render
 from app.admin.request_reads import (
     RequestFilter,
@@ -142,6 +142,7 @@ def show_request(
     return render(
         request,
         "request.html",
+        **(NOT_FOLLOWED if view.finished_at else beside_its_job(job)),
         job=job,
         job_name=job_id,
         view=view,

@@ -218,9 +218,13 @@ class Bell:
 
     async def stay(self, completion_id: UUID) -> None:
         """Say that somebody still waits; what is there to be read is kept as long."""
-        await self._redis.set(_reader(completion_id), Reader.reads.value, ex=READER_SECONDS)
         await self._redis.expire(_tokens(completion_id), ANSWER_SECONDS)
         await self._redis.expire(_answer(completion_id), ANSWER_SECONDS)
+        # A Redis that is full still prolongs what it has, and refuses every SET.
+        if not await self._redis.expire(_reader(completion_id), READER_SECONDS):
+            await self._redis.set(
+                _reader(completion_id), Reader.reads.value, ex=READER_SECONDS, nx=True
+            )
 
     async def leave(self, completion_id: UUID, *, failed: bool = False) -> None:
         """Say that nobody waits any more: the client left, or the API `failed` its stream."""

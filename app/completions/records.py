@@ -4,8 +4,9 @@ Whoever ends a row resolves its Hold in the same transaction, and only one can: 
 the states that it may come from. A worker that comes late finds that its row has ended.
 """
 
+import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
@@ -30,7 +31,7 @@ class ClaimedCompletion:
     """A Completion that one worker runs now; `specs` has one for each prompt.
 
     With `stream`, its tokens are read as they come. With `body`, it was passed on as it was sent,
-    and the worker has to check it first.
+    and the worker has to check it first. When it was claimed, `seconds_left` were left to it.
     """
 
     id: UUID
@@ -38,6 +39,7 @@ class ClaimedCompletion:
     specs: tuple[RequestSpec, ...]
     stream: bool = False
     body: dict[str, Any] | None = None
+    seconds_left: float = field(default=math.inf, compare=False)  # it only ever gets less
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +178,8 @@ def claim_completion(
             claimed_at = coalesce(claimed_at, clock_timestamp())
         WHERE id = %(id)s AND model = %(model)s AND deadline > clock_timestamp()
             AND (state = 'pending' OR (state = 'running' AND worker_id = %(worker_id)s))
-        RETURNING id, account_id, spec
+        RETURNING id, account_id, spec,
+            extract(epoch FROM deadline - clock_timestamp())::float8 AS seconds_left
         """,
         {"id": completion_id, "worker_id": worker_id, "model": model},
     ).fetchone()
@@ -185,7 +188,9 @@ def claim_completion(
     stored = row["spec"]
     specs = tuple(map(spec_from_json, stored.get("prompts", ())))
     body = orjson.loads(stored["body"]) if "body" in stored else None
-    return ClaimedCompletion(row["id"], row["account_id"], specs, stored["stream"], body)
+    return ClaimedCompletion(
+        row["id"], row["account_id"], specs, stored["stream"], body, row["seconds_left"]
+    )
 
 
 def succeed_completion(
@@ -224,7 +229,7 @@ def cancel_completion(
     generated: int | None = None,
     worker_id: UUID | None = None,
 ) -> bool:
-    """End a Completion whose client left; False when it had ended.
+    """End a Completion whose client left, or did not read its stream; False when it had ended.
 
     Released in full, or charged P + `generated`: the tokens that were made for a stream. With
     `worker_id`, only if that worker has it.

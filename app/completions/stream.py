@@ -31,8 +31,14 @@ from app.completions.waiting import (
     Presence,
     error_of,
 )
-from app.errors import ApiError
+from app.errors import ApiError, RequestTimeoutError
 
+# A worker that missed its reader, or was told that it left, sets no mark at the end.
+NOT_READ = (
+    "The stream was not read in time: what is made has to be taken within a minute after its last "
+    "token. It is charged like one that is left. Read faster, or ask for fewer logprobs or tokens, "
+    "or send it as a Job."
+)
 BIG_BYTES = 64 * 1024  # of pieces: what takes longer must not hold the event loop up
 
 Piece: TypeAlias = dict[str, Any]
@@ -171,6 +177,8 @@ class TokenFeed:
         self._is_over = True
         if ending.failure is not None:
             raise error_of(ending.failure)
+        if ending.state is CompletionState.cancelled and self._was_told:
+            raise RequestTimeoutError(NOT_READ, code="stream_not_read")
         if ending.state is not CompletionState.succeeded:
             raise self._lost()  # the worker saw no reader for seconds: Redis forgot it
         self._has_succeeded = True

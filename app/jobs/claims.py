@@ -3,7 +3,7 @@
                     claim_shards                    finish_shard
         pending ───────────────────> leased ─────────────────────────> done
            ^                           │ │  renew_leases
-           └───────────────────────────┘ split_off, give_back_shard (by the worker)
+           └───────────────────────────┘ split_off, give_back_shard, leave_to_newer (by the worker)
                                          expire_leases (by the reconciler)
                                          report_engine_death
 
@@ -11,7 +11,8 @@ Every write of a worker names its lease token; when that is no longer the shard'
 changes and the answer says so. Locks are taken in one order: Job, shards, requests, ledger.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from uuid import UUID
 
 from psycopg import Rollback
@@ -35,16 +36,21 @@ DEATHS_ALONE_MAX = 3  # a request is blamed after its third engine death with no
 
 
 def claim_shards(
-    conn: Conn, worker: WorkerIdentity, *, lease_seconds: float, shards_max: int
+    conn: Conn,
+    worker: WorkerIdentity,
+    *,
+    lease_seconds: float,
+    shards_max: int,
+    without: Collection[UUID] = (),
 ) -> list[LeasedShard]:
     """Lease the next shards for a worker, all of one Job; an empty list when there is nothing.
 
     Accounts take turns: the one with the fewest leased shards first, then the one whose last
     turn is longest ago; within it the most urgent Job (priority 0 is interactive), then the
     oldest. Another account that waits limits the claim to one shard. Only a ready worker that is
-    not draining gets any.
+    not draining gets any, and none of the Jobs `without`.
     """
-    for candidate in _candidates(conn, worker):
+    for candidate in _candidates(conn, worker, without):
         leased: list[LeasedShard] = []
         with conn.transaction():
             limit = 1 if candidate["others_wait"] else shards_max
@@ -57,7 +63,9 @@ def claim_shards(
     return []
 
 
-def _candidates(conn: Conn, worker: WorkerIdentity) -> list[dict[str, object]]:
+def _candidates(
+    conn: Conn, worker: WorkerIdentity, without: Collection[UUID]
+) -> list[dict[str, object]]:
     """List claimable Jobs in the order of fairness, without locking any."""
     return conn.execute(
         """
@@ -67,6 +75,7 @@ def _candidates(conn: Conn, worker: WorkerIdentity) -> list[dict[str, object]]:
             WHERE jobs.model = %(model)s AND jobs.state IN ('queued', 'in_progress')
                 AND jobs.model_revision = %(revision)s AND jobs.dtype = %(dtype)s
                 AND (jobs.engine IS NULL OR jobs.engine = %(engine)s)
+                AND jobs.id <> ALL(%(without)s)
                 AND jobs.cancel_requested_at IS NULL AND jobs.expiry_began_at IS NULL
                 AND jobs.expires_at > now()
                 AND EXISTS (SELECT 1 FROM shards
@@ -96,6 +105,7 @@ def _candidates(conn: Conn, worker: WorkerIdentity) -> list[dict[str, object]]:
             "dtype": worker.dtype,
             "engine": worker.engine,
             "worker_id": worker.worker_id,
+            "without": list(without),
             "limit": CANDIDATES_MAX,
         },
     ).fetchall()
@@ -320,23 +330,31 @@ def split_off(conn: Conn, shard: LeasedShard, from_index: int) -> LeasedShard | 
         _count_returned(conn, job.id, len(_pending_indices(conn, job.id, tail)))
         if job.is_stopping:
             stop_pending(conn, job)
-    return LeasedShard(
-        id=shard.id,
-        job_id=shard.job_id,
-        account_id=shard.account_id,
-        first_index=shard.first_index,
-        end_index=row["end_index"],
-        lease_token=shard.lease_token,
-        attempt=shard.attempt,
-        engine_deaths=shard.engine_deaths,
-        reproducible=shard.reproducible,
-    )
+    return replace(shard, end_index=row["end_index"])
 
 
 def give_back_shard(conn: Conn, shard: LeasedShard) -> bool:
     """Give a whole shard back without counting the attempt; False when the lease was lost."""
     job = lock_job(conn, shard.job_id)
     return job is not None and _return_shard(conn, job, shard, attempts_back=1)
+
+
+def leave_to_newer(conn: Conn, shard: LeasedShard) -> bool:
+    """Give back, whole and not counted, a shard that this code cannot read; False if it was lost.
+
+    A Job of which nothing has run is not bound to this worker's engine by the failed try.
+    """
+    if not give_back_shard(conn, shard):
+        return False
+    conn.execute(
+        """
+        UPDATE jobs SET engine = NULL
+        WHERE id = %(job_id)s AND NOT EXISTS (SELECT 1 FROM shards
+            WHERE shards.job_id = %(job_id)s AND shards.state <> 'pending')
+        """,
+        {"job_id": shard.job_id},
+    )
+    return True
 
 
 def expire_leases(conn: Conn, limit: int) -> int:

@@ -1,21 +1,17 @@
 """What endpoints of every feature may ask for: settings, database, the body and work on it."""
 
 from collections.abc import Callable
-from typing import Annotated, Final, TypeVar
+from typing import Annotated, TypeVar
 
-from anyio import CapacityLimiter, to_thread
-from anyio.lowlevel import RunVar
+from anyio import to_thread
 from fastapi import Depends, Request
 
 from app.errors import InvalidRequestError
 from app.kit.db import Database
+from app.kit.large_bodies import turn_of_body
 from app.settings import Settings
 
 T = TypeVar("T")
-
-LARGE_BODY_BYTES: Final = 1024 * 1024
-LARGE_AT_ONCE: Final = 2  # a large body may take ten times its size until it has been read
-_LARGE: Final = RunVar[CapacityLimiter]("large bodies that are worked on")
 
 
 def settings_of(request: Request) -> Settings:
@@ -40,14 +36,12 @@ async def body_of(request: Request) -> bytes:
 
 
 async def work_on(body: bytes, work: Callable[[], T]) -> T:
-    """Run blocking work on a body in a thread; few large ones at once, which hold up no others."""
-    limiter: CapacityLimiter | None = None
-    if len(body) > LARGE_BODY_BYTES:
-        limiter = _LARGE.get(None)
-        if limiter is None:
-            limiter = CapacityLimiter(LARGE_AT_ONCE)
-            _LARGE.set(limiter)
-    return await to_thread.run_sync(work, limiter=limiter)
+    """Run blocking work on the request's body in a thread; on a large one when its turn comes.
+
+    Raises TooManyRequestsError (intake_full) when it does not come in time.
+    """
+    async with turn_of_body(len(body)):
+        return await to_thread.run_sync(work)
 
 
 SettingsDep = Annotated[Settings, Depends(settings_of)]

@@ -86,7 +86,8 @@ def test_a_key_of_an_account_leaves_a_row_and_its_secret_is_not_in_it(
     assert entry.after["last4"] == made["api_key"][-4:]
     assert made["api_key"][:-4] not in json.dumps(entry.after)
     page = dashboard.browser("read-only").get("/admin/audit").text
-    assert "command line" in page
+    assert "Every act at the dashboard and of the command line." in page
+    assert "<div>command line <" in page
     assert made["key"][:12] in page
 
 

@@ -7,6 +7,9 @@ from tests.faults.published import settle_down, specs_of
 from tests.storage.gateway import Gateway
 
 REFUSED = "the object store is away"
+REQUESTS, SHARD = 3000, 150
+# With the short leases of fault runs, a machine that stands still for a moment splits a shard.
+LONG_LEASES = {"TILLER_LEASE_SECONDS": "30"}
 
 
 @pytest.fixture
@@ -19,10 +22,12 @@ def gateway(tmp_path, monkeypatch):
 
 
 def test_a_job_waits_for_its_store_and_no_request_of_it_runs_twice(gateway, tmp_path):
-    with running_cluster(tmp_path, settings={"object_store": gateway.url}) as cluster:
-        cluster.start_workers(2, STUB_SECONDS="0.25")
-        specs = specs_of(1000)
-        job = cluster.a_job(specs=specs, shard_size=50)
+    with running_cluster(
+        tmp_path, settings={"object_store": gateway.url}, environment=LONG_LEASES
+    ) as cluster:
+        cluster.start_workers(2, STUB_SECONDS="0.6")  # longer in all than a gateway takes to stop
+        specs = specs_of(REQUESTS)
+        job = cluster.a_job(specs=specs, shard_size=SHARD)
         cluster.wait(lambda: cluster.job(job).n_terminal, "a part")
         gateway.stop()
         for worker in cluster.workers:
@@ -32,4 +37,6 @@ def test_a_job_waits_for_its_store_and_no_request_of_it_runs_twice(gateway, tmp_
         gateway.start()
         settle_down(cluster, job, specs)
         shards = cluster.rows("SELECT first_index, attempt FROM shards ORDER BY first_index")
-        assert [tuple(row.values()) for row in shards] == [(at, 1) for at in range(0, 1000, 50)]
+        assert [tuple(row.values()) for row in shards] == [
+            (at, 1) for at in range(0, REQUESTS, SHARD)
+        ]

@@ -66,6 +66,10 @@ class HeldEngine(StubEngine):
         """Answer everything from now on."""
         self.gate.set()
 
+    def die(self) -> None:
+        """Be dead from now on; what it has finds out when it is released."""
+        self._dead = True
+
     def answer_those_that_run(self) -> None:
         """Answer what runs now, and hold what comes after."""
         self.present.set()

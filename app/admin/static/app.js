@@ -203,9 +203,10 @@
   // Between pressing and letting go: what is replaced meanwhile is never clicked.
   let pressed = null;
   document.addEventListener("pointerdown", (event) => {
-    pressed = event.target;
+    if (event.button === 0 && event.isPrimary) pressed = event.target;
   }, true);
-  for (const name of ["pointerup", "pointercancel"]) {
+  // A menu of the browser swallows the letting go.
+  for (const name of ["pointerup", "pointercancel", "contextmenu"]) {
     document.addEventListener(name, () => window.setTimeout(() => {
       pressed = null;
     }), true);

@@ -142,3 +142,15 @@ def _submit(dashboard: Dashboard, key: str) -> dict[str, str]:
 def sha256(data: bytes) -> str:
     """Give the digest as files have it."""
     return hashlib.sha256(data).hexdigest()
+
+
+def end_cancelled(dashboard: Dashboard, job_id: UUID) -> None:
+    """End a Job that was asked to stop, as the reconciler does once nothing runs."""
+    with dashboard.database.transaction() as conn:
+        conn.execute(
+            """
+            UPDATE jobs SET state = 'cancelled', ended_running_at = now(), finished_at = now()
+            WHERE id = %s
+            """,
+            [job_id],
+        )

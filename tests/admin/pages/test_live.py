@@ -30,7 +30,7 @@ from app.jobs.records import Job, WorkerIdentity
 from app.kit.ids import public_id
 from app.ledger.holds import grant_tokens
 from app.main import create_app
-from tests.admin.pages.running import wait_until
+from tests.admin.pages.running import end_cancelled, wait_until
 from tests.admin.people import Dashboard
 from tests.fixtures.builders import Builders
 
@@ -116,14 +116,7 @@ def test_a_job_is_followed_until_it_is_over(dashboard: Dashboard, address, quick
         assert client.post(f"/admin/jobs/{name}/cancel").status_code == 303
         # How long it has waited changes at each look, so an older text may come first.
         assert any("cancelling" in data for name, data in stream if name == "state")
-        with dashboard.database.transaction() as conn:
-            conn.execute(
-                """
-                UPDATE jobs SET state = 'cancelled', ended_running_at = now(), finished_at = now()
-                WHERE id = %s
-                """,
-                [job.id],
-            )
+        end_cancelled(dashboard, job.id)
         assert [name for name, _ in stream][-2:] == ["over", "end"]
 
 
@@ -308,14 +301,7 @@ def test_the_requests_of_a_job_that_is_over_are_not_followed(dashboard: Dashboar
     name = public_id("job", made.id)
     browser = dashboard.browser("operator")
     assert browser.post(f"/admin/jobs/{name}/cancel").status_code == 303
-    with dashboard.database.transaction() as conn:
-        conn.execute(
-            """
-            UPDATE jobs SET state = 'cancelled', ended_running_at = now(), finished_at = now()
-            WHERE id = %s
-            """,
-            [made.id],
-        )
+    end_cancelled(dashboard, made.id)
     for path in (f"/admin/jobs/{name}", f"/admin/jobs/{name}/requests?after=2"):
         text = browser.get(path).text
         assert "sse-connect=" not in text

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from app.admin import request_reads
-from app.admin.request_reads import RequestFilter, list_page
+from app.admin.request_reads import RequestFilter, RequestPage, list_page
 from app.jobs.claims import finish_shard
 from app.jobs.states import RequestState
 from app.kit.db import Conn
@@ -74,6 +74,31 @@ def test_a_state_is_found_in_bounded_looks(
     assert found == indices
 
 
+@pytest.mark.parametrize("state", ["running", "pending"])
+def test_a_state_that_no_shard_can_hold_is_not_looked_for(dashboard: Dashboard, state, monkeypatch):
+    monkeypatch.setattr(request_reads, "SCAN_MAX", 20)
+    builders = Builders(dashboard.database)
+    made = builders.a_job(requests=100, shard_size=100 if state == "pending" else 10)
+    if state == "pending":
+        builders.a_lease()
+    path = f"/admin/jobs/{public_id('job', made.id)}/requests?status={state}"
+    text = dashboard.browser("read-only").get(path).text
+    assert "No request matches" in text
+    assert "Look further" not in text
+
+
+def test_a_walk_ends_behind_the_last_shard_that_can_hold_a_state(
+    dashboard: Dashboard, job, monkeypatch
+):
+    monkeypatch.setattr(request_reads, "SCAN_MAX", 7)
+    running = RequestFilter(RequestState.running)
+    with dashboard.database.transaction() as conn:
+        page = list_page(conn, job.id, running, total=130, after=34)
+        assert [row.request_index for row in page.rows] == [35, 36, 37, 38, 39]
+        assert page.next is None
+        assert list_page(conn, job.id, running, total=130, after=39) == RequestPage([], None)
+
+
 def test_what_ends_while_a_list_is_read_is_in_it_as_it_was(dashboard: Dashboard, monkeypatch):
     database, read_rows = dashboard.database, request_reads._rows
     builders = Builders(database)
@@ -127,6 +152,12 @@ def test_a_code_leads_to_its_requests_with_their_messages(dashboard: Dashboard, 
     assert list(map(int, INDEX.findall(text))) == [4, 9]
     assert "It failed." in text
     assert "No request matches" in browser.get(f"{path}?code=other").text
+    errored_ones = browser.get(f"{path}?code=steering_failed&status=errored").text
+    assert list(map(int, INDEX.findall(errored_ones))) == [4, 9]
+    for state in set(RequestState) - {RequestState.errored}:
+        others = browser.get(f"{path}?code=steering_failed&status={state}").text
+        assert "No request matches" in others
+        assert INDEX.findall(others) == []
     assert "No request matches" in browser.get(f"{path}?custom_id=none").text
 
 
