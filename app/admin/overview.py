@@ -9,6 +9,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import HTMLResponse
 
 from app.admin.access import PATH, operator_of
+from app.admin.filters import excerpt
 from app.admin.followed import Followed, live_at
 from app.admin.overview_reads import (
     ERROR_COMPLETIONS_MAX,
@@ -101,7 +102,7 @@ def _attention(overview: Overview) -> list[Attention]:
         last = overview.unproven[0]
         others = sum(proof.workers for proof in overview.unproven) - 1
         text = f"{last.host} ({last.model}): {last.outcome}"
-        text = f"{text[:300]}{f', and {others} more' if others else ''}. {UNPROVEN}"
+        text = f"{excerpt(text, 300)}{f', and {others} more' if others else ''}. {UNPROVEN}"
         found.append(Attention("bad", "A check of steering failed", text, "/admin/workers"))
     idle = [queue for queue in overview.queues if queue.pending and not queue.workers]
     if idle:
@@ -117,10 +118,10 @@ def _stopped(overview: Overview) -> Attention:
     """Say which accounts get no new Holds, and why the only one or the last one does not."""
     last, more = overview.stopped[0], overview.tokens.stopped - len(overview.stopped)
     if len(overview.stopped) == 1:
-        text = f"{last.name[:80]} gets no new Holds: {last.reason[:300]}"
+        text = f"{excerpt(last.name, 80)} gets no new Holds: {excerpt(last.reason, 300)}"
         href = f"{PATH}/accounts/{public_id('acct', last.id)}"
         return Attention("bad", "An account is stopped", text, href)
-    names = ", ".join(account.name[:80] for account in overview.stopped)
+    names = ", ".join(excerpt(account.name, 80) for account in overview.stopped)
     text = f"{names}{f' and {more} more' if more > 0 else ''} get no new Holds."
     title = f"{overview.tokens.stopped} accounts are stopped"
     return Attention("bad", title, text, f"{PATH}/accounts?holds=stopped")

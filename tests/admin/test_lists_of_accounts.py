@@ -87,6 +87,14 @@ def test_stopped_accounts_are_listed_alone_and_named_on_the_overview(dashboard: 
     assert sorted(listed) == ["lab 0", "lab 2"]
 
 
+def test_a_long_name_on_the_overview_says_that_it_goes_on(dashboard: Dashboard):
+    account = Builders(dashboard.database).an_account(name="a" * 79 + " bcd")
+    with dashboard.database.transaction() as conn:
+        stop_holds(conn, account, "c" * 400)
+    text = dashboard.browser("read-only").get("/admin").text
+    assert f"{'a' * 79}… gets no new Holds: {'c' * 299}…" in text
+
+
 def test_every_key_of_an_account_is_reached_page_by_page(
     dashboard: Dashboard, monkeypatch: pytest.MonkeyPatch
 ):
