@@ -13,6 +13,7 @@ from app.admin.job import beside_its_job, is_over, job_id_of, missing_job
 from app.admin.pages import render
 from app.admin.request_reads import (
     RequestFilter,
+    RequestPage,
     RequestView,
     list_page,
     view_request,
@@ -84,7 +85,10 @@ def _read(conn: Conn, number: UUID, asked: dict[str, str], after: int) -> dict[s
     job = get_job(conn, number)
     if job is None:
         return None
-    page = list_page(conn, number, _filter(asked), total=job.n_total, after=after)
+    chosen = _filter(asked)
+    page = RequestPage([], None)
+    if chosen.state is None or _how_many(job, chosen.state) != 0:
+        page = list_page(conn, number, chosen, total=job.n_total, after=after)
     older = None
     if page.next is not None:
         older = _address(number, {**asked, "after": str(page.next)})
@@ -96,6 +100,17 @@ def _read(conn: Conn, number: UUID, asked: dict[str, str], after: int) -> dict[s
         "older": older,
         "first": None if after < 0 else _address(number, asked),
     }
+
+
+def _how_many(job: Job, state: RequestState) -> int | None:
+    """Count the requests that ended in this state, as the Job says; None for one that is no end."""
+    counts = {
+        RequestState.succeeded: job.n_succeeded,
+        RequestState.errored: job.n_errored,
+        RequestState.cancelled: job.n_cancelled,
+        RequestState.expired: job.n_expired,
+    }
+    return counts.get(state)
 
 
 def _address(number: UUID, asked: dict[str, str]) -> str:

@@ -145,6 +145,17 @@ def shards_read(conn: Conn) -> int:
     return int(row["rows"])
 
 
+@pytest.mark.parametrize("state", [RequestState.cancelled, RequestState.expired])
+def test_a_state_that_no_request_ended_in_needs_no_walk(
+    dashboard: Dashboard, job, state, monkeypatch
+):
+    monkeypatch.setattr(request_reads, "SCAN_MAX", 7)
+    path = f"/admin/jobs/{public_id('job', job.id)}/requests?status={state}"
+    text = dashboard.browser("read-only").get(path).text
+    assert "No request matches" in text
+    assert "Look further" not in text
+
+
 def test_a_code_leads_to_its_requests_with_their_messages(dashboard: Dashboard, job):
     browser = dashboard.browser("read-only")
     path = f"/admin/jobs/{public_id('job', job.id)}/requests"
