@@ -50,6 +50,7 @@ Prove = Callable[[Engine, VectorCache], Awaitable[object]]
 EXIT_ENGINE_DEAD = 70
 EXIT_CANARY_FAILED = 71
 EXIT_STUCK = 75
+ROW_SECONDS = 10.0  # that a stop waits for the row that a start is making
 
 
 class ToldToStopError(Exception):
@@ -93,6 +94,7 @@ class WorkerService:
         self._listener: CompletionListener | None = None
         self._draining = threading.Lock()
         self._dying = threading.Lock()
+        self._row_lock = threading.Lock()  # held while this worker's row is made
         self._last_drain = time.monotonic()
         self._scratch = claim_scratch(settings.scratch_dir)
         self._heartbeat = Heartbeat(
@@ -120,7 +122,10 @@ class WorkerService:
             host=socket.gethostname(),
             pid=os.getpid(),
         )
-        self._database.run(lambda conn: register_worker(conn, identity))
+        with self._row_lock:
+            if self.stopping.is_soft:
+                raise ToldToStopError
+            self._database.run(lambda conn: register_worker(conn, identity))
         self._heartbeat.start()
         engine = self._call(self._start_engine(self.model, self._scratch))
         self._engine = engine
@@ -161,7 +166,7 @@ class WorkerService:
             listener = self._listener
             self._quietly(lambda: self._call(listener.finish()))
         self._heartbeat.stop()  # before the row says gone: a beat would say that it is back
-        self._quietly(lambda: self._database.run(self._mark_gone, attempts=2))
+        self._quietly(self._mark_gone)
         if self._engine is not None:
             engine = self._engine
             self._quietly(lambda: self._call(engine.shutdown(), timeout=15))
@@ -187,8 +192,14 @@ class WorkerService:
         if self._drain is not None:
             self._drain.poke()
 
-    def _mark_gone(self, conn: Any) -> None:
-        worker_gone(conn, self.worker_id)
+    def _mark_gone(self) -> None:
+        # A row that is being made at this moment would otherwise not be found, and stay.
+        had = self._row_lock.acquire(timeout=ROW_SECONDS)
+        try:
+            self._database.run(lambda conn: worker_gone(conn, self.worker_id), attempts=2)
+        finally:
+            if had:
+                self._row_lock.release()
 
     def _call(self, work: Coroutine[Any, Any, T] | Awaitable[T], timeout: float | None = None) -> T:
         async def awaited() -> T:

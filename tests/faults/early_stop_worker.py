@@ -6,6 +6,7 @@ With STOP_BUSY set the signal waits until a Completion runs.
 import os
 import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -31,6 +32,9 @@ def stopping_at(work: Callable[..., Any]) -> Callable[..., Any]:
         if "STOP_BUSY" in os.environ:
             wait_for_a_completion(given[0])
         os.kill(os.getpid(), signal.SIGTERM)
+        for thread in threading.enumerate():
+            if thread.name == "sigterm":
+                thread.join(1)  # it may be done with what it can do before this point is left
         return result
 
     return done_and_told
