@@ -65,6 +65,15 @@ class Shop:
         """Run blocking work (Postgres, files) off the engine's event loop."""
         return await _call(self.threads, work)
 
+    async def surely(self, work: Callable[[], object]) -> None:
+        """Run blocking work to its end; a cancellation that comes meanwhile is raised after it."""
+        working = asyncio.ensure_future(self.call(work))
+        try:
+            await asyncio.shield(working)
+        except asyncio.CancelledError:
+            await asyncio.wait([working])
+            raise
+
     async def upload(self, work: Callable[[], T]) -> T:
         """Run work that waits for the object store, beside everything else."""
         return await _call(self.uploads, work)
@@ -131,7 +140,7 @@ class ShardRun:
             await self.shop.call(lambda: self.shop.shelf.take(self.shard.account_id, ids))
             await self._run_and_publish(work)
         finally:
-            await self.shop.call(lambda: self.shop.shelf.give_back(ids))
+            await self.shop.surely(lambda: self.shop.shelf.give_back(ids))
 
     async def _run_and_publish(self, work: list[Work]) -> None:
         writer = self.shop.open_part(self.shard)
@@ -143,7 +152,7 @@ class ShardRun:
                 return
             await self._publish(work, writer)
         finally:
-            await self.shop.call(writer.abandon)  # no effect after close
+            await self.shop.surely(writer.abandon)  # no effect after close
 
     async def _run_all(self, work: list[Work], writer: PartWriter) -> None:
         """Start requests in order as the engine has room; return when all that started ended."""
@@ -384,4 +393,4 @@ async def finish_as_errored(shop: Shop, shard: LeasedShard, error: Errored) -> N
         results = [as_result(item, error) for item in work]
         await run._finish(shard, results, writer)  # noqa: SLF001 (same module)
     finally:
-        await shop.call(writer.abandon)
+        await shop.surely(writer.abandon)

@@ -1,12 +1,16 @@
 """An engine that dies while finished parts wait for the store: noticed, and not blamed on them."""
 
 import asyncio
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import fields
 
 import pytest
 
 from tests.checker import check_everything
 from tests.worker.conftest import ROOM
 from worker.engine.protocol import EngineDeadError
+from worker.shard_run import Shop
 
 
 def shards(database):
@@ -84,3 +88,19 @@ async def test_only_what_the_dead_engine_had_is_suspected(bench_of, database, bu
         (16, 20, "pending", 0, 0),
     ]
     check_everything(database, bench.store)
+
+
+@pytest.mark.asyncio
+async def test_what_has_to_be_done_in_any_case_is_done_before_a_cancellation_is_raised():
+    gate, done = threading.Event(), []
+    with ThreadPoolExecutor(1) as threads:
+        shop = Shop(**{**dict.fromkeys(field.name for field in fields(Shop)), "threads": threads})
+        threads.submit(gate.wait, 30)  # the only thread is busy: the work waits in its line
+        task = asyncio.create_task(shop.surely(lambda: done.append("cleaned up")))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.sleep(0)
+        gate.set()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert done == ["cleaned up"]
