@@ -146,7 +146,7 @@ def test_a_dead_redis_lets_everybody_pass(tmp_path, database, database_url, own_
 
 
 def test_a_frozen_redis_delays_one_request_and_is_used_again(own_redis, caplog):
-    rates = RateLimits(own_redis.url, FEW, left_alone_seconds=3)
+    rates = RateLimits(own_redis.url, FEW, left_alone_seconds=6)
     key = new_uuid()
     assert rates.count(Rate.requests, key) is not None
     process = own_redis.process
@@ -155,7 +155,7 @@ def test_a_frozen_redis_delays_one_request_and_is_used_again(own_redis, caplog):
     started = time.monotonic()
     try:
         assert [rates.count(Rate.requests, key) for _ in range(50)] == [None] * 50
-        assert time.monotonic() - started < 2.9, "it was asked once"
+        assert time.monotonic() - started < 5.9, "it was asked once"
     finally:
         process.send_signal(signal.SIGCONT)
     assert [record.message for record in caplog.records] == ["rates are not limited: Redis is away"]

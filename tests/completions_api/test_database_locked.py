@@ -52,6 +52,6 @@ def test_other_routes_answer_while_many_completions_look_for_their_rows(served):
         while time.monotonic() < deadline - 2:
             began = time.monotonic()
             assert served.client.get("/v1/models").status_code == 200
-            assert time.monotonic() - began < 1
+            assert time.monotonic() - began < SECONDS
     served.cluster.workers[0].send(9)
     assert {pending.answer().status_code for pending in waiting} == {503}

@@ -21,7 +21,7 @@ def test_norms_that_cannot_be_read_are_not_known(model):
     away = Database("postgresql://127.0.0.1:1/none", wait_seconds=0.1)
     began = time.monotonic()
     assert TypicalNorms(away).of(model) is None
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < 5  # it is tried once
     away.close()
 
 

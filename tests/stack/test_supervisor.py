@@ -111,7 +111,7 @@ def test_a_second_ctrl_c_kills_what_does_not_stop(small):
     stack.process.send_signal(signal.SIGINT)
     while stack.process.poll() is None:
         stack.process.send_signal(signal.SIGINT)
-        assert time.monotonic() < started + 10
+        assert time.monotonic() < started + 30
         time.sleep(0.1)  # a person's finger, not a wait for anything
     assert "killing what still runs" in stack.finish()
     assert all(map(is_gone, processes))
