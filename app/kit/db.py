@@ -20,12 +20,13 @@ Conn: TypeAlias = psycopg.Connection[DictRow]
 T = TypeVar("T")
 
 ATTEMPTS_MAX = 5
-# Serialization failure, deadlock, a server that shuts down or starts up, a lost connection: the
-# transaction may be run again from its start. psycopg reports a lost connection as
-# OperationalError, the parent of the others named here.
+# Serialization failure, deadlock, a process that stood still inside a transaction, a server that
+# shuts down or starts up, a lost connection: the transaction may be run again from its start.
+# psycopg reports a lost connection as OperationalError, the parent of most others named here.
 RETRIED = (
     pg.SerializationFailure,
     pg.DeadlockDetected,
+    pg.IdleInTransactionSessionTimeout,
     psycopg.OperationalError,
     psycopg.InterfaceError,
 )
