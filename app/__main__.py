@@ -25,7 +25,6 @@ GRACE_SECONDS = 5
 BACKLOG = 1024
 OPERATORS = "operators"  # the account of dashboard keys that are made on the command line
 NAME_CHARS = 200
-GRANT_MAX = 10**15
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -267,6 +266,8 @@ def _scope(text: str) -> str:
 
 
 def _tokens(text: str) -> int:
+    from app.ledger.holds import GRANT_MAX
+
     if not (text.isascii() and text.isdecimal() and int(text) <= GRANT_MAX):
         msg = f"a grant is a whole number of tokens from 0 to {GRANT_MAX}, not {text!r}"
         raise argparse.ArgumentTypeError(msg)

@@ -5,10 +5,18 @@ here; docs/settings.md lists all of them and a test compares the two.
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+Pepper = Annotated[
+    SecretStr,
+    Field(
+        min_length=16,
+        description="Secret mixed into the digests of API keys; at least 16 characters.",
+    ),
+]
 
 
 class Limits(BaseModel):
@@ -141,10 +149,7 @@ class Settings(BaseSettings):
     redis_url: str = Field(description="redis://… or unix://… that carries wake-up messages.")
     object_store: str = Field(description="file:///… or s3://bucket/prefix for parts.")
     models_file: Path = Field(description="The models.toml that lists the served models.")
-    key_pepper: SecretStr = Field(
-        min_length=16,
-        description="Secret mixed into the digests of API keys; at least 16 characters.",
-    )
+    key_pepper: Pepper
     metrics_token: SecretStr | None = Field(
         None,
         min_length=16,
@@ -211,9 +216,7 @@ class ChoreSettings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="TILLER_", frozen=True, extra="ignore")
 
     database_url: str = Field(description="postgresql://… of the one truth.")
-    key_pepper: SecretStr = Field(
-        min_length=16, description="Secret mixed into the digests of API keys."
-    )
+    key_pepper: Pepper
 
 
 def settings_in_words(error: ValidationError) -> str:

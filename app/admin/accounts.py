@@ -31,14 +31,13 @@ from app.errors import ConflictError, InvalidRequestError, NotFoundError
 from app.kit.db import Conn
 from app.kit.deps import DatabaseDep
 from app.kit.ids import parse_id, public_id
-from app.ledger.holds import allow_holds, grant_tokens, reverse_tokens, stop_holds
+from app.ledger.holds import GRANT_MAX, allow_holds, grant_tokens, reverse_tokens, stop_holds
 
 router = APIRouter()
 ADMIN: Final = Depends(require_role("admin"))
 Admin = Annotated[Operator, ADMIN]
 Steward = Annotated[Operator, Depends(require_role("operator"))]
 
-TOKENS_MAX: Final = 10**15  # a hundred of these still fit into the ledger's 64 bits
 NOTE_CHARS_MAX: Final = 500
 # What a page says after the act that led to it; the address carries the word alone.
 SAID: Final = {
@@ -344,7 +343,7 @@ def _tokens(form: Form) -> tuple[Kind, int, str]:
     if kind not in ("grant", "reversal"):
         msg = f"kind must be grant or reversal, not {kind[:50]!r}."
         raise InvalidRequestError(msg, param="kind")
-    amount = form.number("amount", 1, TOKENS_MAX)
+    amount = form.number("amount", 1, GRANT_MAX)
     return kind, amount, form.text("note", chars_max=NOTE_CHARS_MAX)  # type: ignore[return-value]
 
 

@@ -19,6 +19,8 @@ from uuid import UUID
 from app.errors import InsufficientTokensError, UnavailableError
 from app.kit.db import Conn
 
+GRANT_MAX = 10**15  # tokens; a hundred of these still fit into the ledger's 64 bits
+
 
 @dataclass(frozen=True, slots=True)
 class Charge:

@@ -194,8 +194,16 @@ def shards(database: Database) -> list[dict[str, Any]]:
     """Say of every shard where it is."""
     with database.transaction() as conn:
         return conn.execute(
-            "SELECT first_index, end_index, state, attempt FROM shards ORDER BY first_index"
+            """
+            SELECT first_index, end_index, state, attempt, engine_deaths FROM shards
+            ORDER BY first_index
+            """
         ).fetchall()
+
+
+def states(database: Database, *, deaths: bool = False) -> list[tuple[Any, ...]]:
+    """Say of every shard its range, state and attempt, and how many engines died under it."""
+    return [tuple(row.values())[: 5 if deaths else 4] for row in shards(database)]
 
 
 @pytest.fixture

@@ -8,20 +8,9 @@ from dataclasses import fields
 import pytest
 
 from tests.checker import check_everything
-from tests.worker.conftest import ROOM
+from tests.worker.conftest import ROOM, states
 from worker.engine.protocol import EngineDeadError
 from worker.shard_run import Shop
-
-
-def shards(database):
-    with database.transaction() as conn:
-        rows = conn.execute(
-            """
-            SELECT first_index, end_index, state, attempt, engine_deaths FROM shards
-            ORDER BY first_index
-            """
-        ).fetchall()
-    return [tuple(row.values()) for row in rows]
 
 
 @pytest.mark.asyncio
@@ -38,7 +27,7 @@ async def test_an_engine_that_dies_behind_waiting_parts_is_noticed_and_they_are_
         with pytest.raises(EngineDeadError):
             await task
         assert bench.heartbeat.leases == 0
-    assert shards(database) == [(0, 4, "done", 1, 0), (4, 8, "done", 1, 0)]
+    assert states(database, deaths=True) == [(0, 4, "done", 1, 0), (4, 8, "done", 1, 0)]
     assert builders.job(job.id).n_succeeded == 8
     check_everything(database, bench.store)
 
@@ -58,7 +47,7 @@ async def test_waiting_parts_of_a_dead_engine_are_given_back_whole_when_the_time
         assert bench.heartbeat.leases == 0
         assert bench.left_in_spool() == []
         bench.bring_store_back()
-    assert shards(database) == [(0, 4, "pending", 0, 0), (4, 8, "pending", 0, 0)]
+    assert states(database, deaths=True) == [(0, 4, "pending", 0, 0), (4, 8, "pending", 0, 0)]
     check_everything(database, bench.store)
 
 
@@ -81,7 +70,7 @@ async def test_only_what_the_dead_engine_had_is_suspected(bench_of, database, bu
             await task
         assert bench.heartbeat.leases == 0
         assert bench.left_in_spool() == []
-    assert shards(database) == [
+    assert states(database, deaths=True) == [
         (0, 8, "done", 1, 0),
         (8, 12, "pending", 1, 1),
         (12, 16, "pending", 1, 1),

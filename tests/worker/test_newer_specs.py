@@ -4,7 +4,7 @@ import pytest
 
 from app.jobs.claims import claim_shards
 from tests.checker import check_everything
-from tests.worker.conftest import shards
+from tests.worker.conftest import shards, states
 
 PLACES = ["{of_newer_code}", "{sampling,of_newer_code}"]
 
@@ -29,7 +29,7 @@ async def test_a_shard_of_newer_code_is_left_for_a_newer_worker(
         assert bench.left_in_spool() == bench.objects() == []
         assert bench.heartbeat.leases == 0
         await bench.drain().run()
-    assert [tuple(shard.values()) for shard in shards(database)] == [(0, 4, "pending", 0)]
+    assert states(database) == [(0, 4, "pending", 0)]
     assert builders.job(job.id).n_running == 0
     for failure in _left_to_newer(caplog):
         assert "of_newer_code" in str(failure.exc_info[1])

@@ -10,7 +10,7 @@ from app.jobs.lifecycle import cancel_job
 from app.steering.spec import FOREVER, Capture, Direction, Reduce, Site
 from tests.checker import check_everything
 from tests.fixtures.builders import a_spec
-from tests.worker.conftest import ROOM, shards
+from tests.worker.conftest import ROOM, shards, states
 from worker.part_writer import PartWriter
 
 
@@ -30,7 +30,7 @@ async def test_a_pause_lets_what_runs_finish_and_gives_the_rest_back(bench_of, d
         await bench.until(lambda: run.watch.pause)
         bench.engine.release()
         await task
-    assert [tuple(row.values()) for row in shards(database)] == [
+    assert states(database) == [
         (0, ROOM, "done", 1),
         (ROOM, 20, "pending", 0),
     ]
@@ -232,7 +232,7 @@ async def test_a_stop_gives_waiting_suspects_back_at_once(bench_of, database, bu
         bench.engine.release()
         await task
         assert bench.heartbeat.leases == 0
-    assert [tuple(row.values()) for row in shards(database)] == [
+    assert states(database) == [
         (0, 4, "done", 1),
         (4, 8, "pending", 0),
     ]

@@ -6,12 +6,8 @@ import pytest
 
 from app.jobs.lifecycle import cancel_job
 from tests.checker import check_everything
-from tests.worker.conftest import shards
+from tests.worker.conftest import states
 from worker.part_writer import StoreAwayError
-
-
-def states(database):
-    return [tuple(row.values()) for row in shards(database)]
 
 
 @pytest.mark.asyncio

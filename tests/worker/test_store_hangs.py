@@ -9,7 +9,7 @@ import pytest
 
 from tests.checker import check_everything
 from tests.results.samples import a_plain_run, a_run, a_shard, open_part
-from tests.worker.conftest import shards
+from tests.worker.conftest import shards, states
 from tests.worker.told_store import ToldStore, everything, nothing
 from worker import drain as drain_module
 from worker import shard_run
@@ -39,11 +39,14 @@ def a_part(told: ToldStore, tmp_path: Path, *, captures: bool = False) -> PartWr
     return writer
 
 
-def refused(writer: PartWriter, times: int) -> None:
-    """Let the store refuse a part so many times."""
-    for _ in range(times):
+def a_refused_part(told: ToldStore, tmp_path: Path) -> PartWriter:
+    """Write a part that the store refuses three times."""
+    writer = a_part(told, tmp_path)
+    told.refuses = everything
+    for _ in range(3):
         with pytest.raises(StoreAwayError):
             writer.close()
+    return writer
 
 
 def left_in(tmp_path: Path) -> list[Path]:
@@ -54,9 +57,7 @@ def left_in(tmp_path: Path) -> list[Path]:
 def test_a_file_that_was_refused_many_times_is_deleted_once(
     told: ToldStore, tmp_path: Path
 ) -> None:
-    writer = a_part(told, tmp_path)
-    told.refuses = everything
-    refused(writer, 3)
+    writer = a_refused_part(told, tmp_path)
     told.refuses = nothing
     writer.close()
     assert len(told.objects) == 1
@@ -68,9 +69,7 @@ def test_a_file_that_was_refused_many_times_is_deleted_once(
 def test_a_part_is_given_up_without_asking_the_store_that_is_away(
     told: ToldStore, tmp_path: Path
 ) -> None:
-    writer = a_part(told, tmp_path)
-    told.refuses = everything
-    refused(writer, 3)
+    writer = a_refused_part(told, tmp_path)
     writer.abandon()
     assert {method for method, _ in told.asked} == {"PUT"}
     assert left_in(tmp_path) == []
@@ -132,7 +131,7 @@ async def test_a_worker_that_has_to_end_does_not_wait_for_a_store_that_hangs(
             await bench.until(lambda: len(told.asked) == 2)
             bench.stopping.abort("its time is over")
             await asyncio.wait_for(task, SECONDS)
-            assert [tuple(row.values()) for row in shards(database)] == [
+            assert states(database) == [
                 (0, 4, "pending", 0),
                 (4, 8, "pending", 0),
             ]
